@@ -4,47 +4,41 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.config import Config, Layer, Resolved, resolve
 from accel_nb.config.engine_section import EngineOptions
 from accel_nb.errors import PoolError, UnknownNameError
-from accel_nb.notebook.cells.call import RESULT, read_result
+from accel_nb.notebook.cells.call import read_result
 from accel_nb.notebook.cells.cell_analysis import analyze_cell
-from accel_nb.notebook.cells.loop_plan import find_loop_plan
-from accel_nb.notebook.messages import PullRequest, RankAnswer, read_answer, to_body
-from accel_nb.notebook.output.cell_output import IMPORTING, SENDING, STARTING, make_output
+from accel_nb.notebook.messages import PullRequest, RankAnswer, to_body
+from accel_nb.notebook.output.cell_output import SENDING
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.background import BackgroundRun
+from accel_nb.notebook.session.background_results import apply_results
 from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, sees_other_gpus
 from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
 from accel_nb.notebook.session.namespace_session import NamespaceSession
-from accel_nb.notebook.session.recording import describe_run, end_of_run, record_run
+from accel_nb.notebook.session.notebook_workers import LOCAL, EngineFactory, NotebookWorkers
+from accel_nb.notebook.session.rank_answers import split_results, without_returns
+from accel_nb.notebook.session.recording import end_of_run, record_run
 from accel_nb.notebook.session.replica_check import describe_divergence
-from accel_nb.notebook.session.run_controls import RunControls
+from accel_nb.notebook.session.run_creation import create_run
 from accel_nb.notebook.session.run_state import Cell, CellRun, PackedCell, status_of
-from accel_nb.pool.control.coordination import ControlQueue
-from accel_nb.pool.control.stop_escalation import RankResult, Reason
+from accel_nb.notebook.session.worker_requests import RequestOutcome, SilentListener, send_request
+from accel_nb.pool.control.stop_escalation import Reason
 from accel_nb.pool.device_assignment import DeviceReservations, assign_workers
-from accel_nb.pool.engine import Engine, EngineFacts, WorkerSpec
-from accel_nb.pool.payload import NO_PAYLOADS, BufferPayload, Payloads, close_all, find_payload
-from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S, Pool, RequestListener
+from accel_nb.pool.engine import EngineFacts, WorkerSpec
+from accel_nb.pool.payload import close_all
+from accel_nb.pool.pool import START_TIMEOUT_S, Pool, RequestListener
 from accel_nb.pool.sync.paths.object_paths import root_name
 from accel_nb.runs.notification import notify
 from accel_nb.telemetry.metrics import Exporters
-from accel_nb.ui.panel import Panel
 from accel_nb.ui.run_comparison import EarlierRuns
-
-EngineFactory = Callable[[EngineOptions, Mapping[str, str]], Engine]
-"""Starts the engine of a session; the given environment variables replace the notebook's in its workers."""
-LOCAL = EngineOptions()
-CONNECT_TIMEOUT_S = 30.0
-"""How long `%accelerate connect` waits for the reports of all nodes, in seconds."""
 
 
 @dataclass(slots=True)
@@ -94,19 +88,23 @@ class Session:
     """Exporters of metrics to monitoring systems."""
     earlier_runs: EarlierRuns = field(default_factory=EarlierRuns)
     """Earlier runs, for comparison on the panel."""
-    _engine: Engine | None = None
-    _engine_options: EngineOptions = LOCAL
-    """The options that the engine was started with."""
-    _pool: Pool | None = None
+    _workers: NotebookWorkers = field(init=False)
     _last_cell_s: float | None = None
-    _has_pending_sigterm: bool = False
-    """SIGTERM arrived while a cell that saves checkpoints ran; it is raised again after that cell."""
     _termination: DeferredTermination | None = None
     _resolved: tuple[str, Resolved] | None = None
     _busy: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         self.namespace_session = NamespaceSession(self.namespace, self.hidden_names)
+        self._workers = NotebookWorkers(
+            self.start_engine, self.overrides, on_lost=self.namespace_session.reset, on_stop=self._reset
+        )
+
+    def _reset(self) -> None:
+        """Reset what depends on processes that have ended."""
+        self.exporters.close()
+        self.namespace_session.reset()
+        self.on_change()
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """Resolve the options of a launch. The last result is cached, since launches are mostly repeated unchanged."""
@@ -127,9 +125,7 @@ class Session:
 
     def warm_up(self, options: EngineOptions = LOCAL) -> None:
         """Start the engine; the local one starts its zygote in the background and returns at once."""
-        if self._engine is None:
-            self._engine = self.start_engine(options, self.overrides)
-            self._engine_options = options
+        self._workers.warm_up(options)
 
     def run(
         self,
@@ -179,7 +175,8 @@ class Session:
 
             def execute(output: RequestListener) -> tuple[list[RankAnswer], Reason | None]:
                 with claimed:
-                    return self._execute(packed, running, output, saves=saves)
+                    answers, reason, _ = self._execute(packed, running, output, saves=saves)
+                    return answers, reason
 
             self.background = BackgroundRun(
                 running,
@@ -194,7 +191,7 @@ class Session:
         return self.background
 
     def _on_background_end(self, running: CellRun, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
-        self._report_end(running, cell, resolved, error)
+        _report_end(running, cell, resolved, error)
         self.exporters.flush()
         self.on_change()
         if self._termination is not None:
@@ -214,28 +211,10 @@ class Session:
         if self._termination is not None:
             self._termination.release()
             self._termination = None
-        deleted = {name for name in background.values_at_start if name not in self.namespace}
-        rebound = {
-            name: self.namespace[name]
-            for name, value in background.values_at_start.items()
-            if name not in deleted and self.namespace[name] is not value
-        }
-        self.namespace.update({name: background.values_at_start[name] for name in (*deleted, *rebound)})
-        names: set[str] = set()
-        try:
-            with count_interrupts(), self.namespace_lock:
-                lines = self.namespace_session.apply_answers(background.answers, names)
-        finally:
-            self.namespace.update({name: value for name, value in rebound.items() if name not in names})
-            for name in deleted - names:
-                del self.namespace[name]
+        with count_interrupts(), self.namespace_lock:
+            lines = apply_results(background, self.namespace_session)
         self._reset_if_worker_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
-        title = background.running.title
-        if shown := sorted(names & self.namespace_session.user_names.keys()):
-            print(f"back from {title!r}: {', '.join(shown)}")
-        if replaced := sorted(names & rebound.keys()):
-            print(f"{', '.join(replaced)}: rebound while {title!r} ran, and now replaced by the run's values")
         for line in lines:
             print(line)
         self.on_change()
@@ -265,47 +244,22 @@ class Session:
 
     def _create_run(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> CellRun | None:
         """Create the run of a cell and show its output; return None for an empty cell."""
-        config = resolved.config
         names = analyze_cell(cell.tree, self.namespace_session.user_names)
         if names.is_empty:
             return None
-        is_new = self._pool is None or self._pool.specs != tuple(specs)
-        shown = range(len(specs)) if config.show_ranks == "all" else {0, *config.show_ranks}
-        if config.ranks is not None and 0 not in config.ranks and not config.show_ranks:
-            shown = config.ranks
-        title = config.name or (f"cell {cell.execution_count}" if cell.call is None else cell.call.name)
-        controls = RunControls(can_save=config.checkpoint.dir is not None)
-        metrics = self.exporters.use(config.metrics)
-        panel = Panel(
-            title,
-            len(specs),
-            mode=mode,  # type: ignore[arg-type]
-            on_control=controls.handle_message,
-            can_save=controls.can_save,
-            on_events=self.exporters.export,
-            earlier=self.earlier_runs,
-            plan=None if cell.call is not None else find_loop_plan(cell.tree, self.namespace),
-        )
-        started = time.time()
-        panel.state.describe = lambda: describe_run(cell.source, resolved, specs, started)
-        controls.show_message, controls.record_event = panel.show_action_result, lambda event: panel.feed([event])
-        prefix = None if cell.call is None else cell.call.line_prefix
-        output = make_output(
+        running = self.last_run = create_run(
+            cell,
+            names,
+            resolved,
             specs,
-            panel=panel,
-            shown_ranks=range(len(specs)) if prefix else shown,
-            is_new=is_new,
-            prefix=prefix,
-            is_same_on_ranks=not names.is_explicit and cell.call is None and config.divide != "data",
+            mode=mode,
+            is_new=self._workers.pool is None or self._workers.pool.specs != tuple(specs),
+            namespace=self.namespace,
+            exporters=self.exporters,
+            earlier_runs=self.earlier_runs,
         )
-        self.logs = output.logs
-        lines = [*resolved.notes, *metrics, *(() if cell.call is None else cell.call.notes)]
-        self.last_run = CellRun(title, names, output, controls, config, specs, closing_lines=lines)
-        if config.ranks is not None and 0 not in config.ranks and names.bound:
-            self.last_run.closing_lines.append(
-                f"bound on rank {_join_ranks(config.ranks)} only: {', '.join(names.bound)}"
-            )
-        return self.last_run
+        self.logs = running.output.logs
+        return running
 
     def _run_with_output(
         self,
@@ -316,14 +270,14 @@ class Session:
         *,
         is_last_try: bool,
     ) -> list[Any]:
-        status = "failed"
+        status, has_sigterm = "failed", False
         try:
             packed = self._pack(cell, running, resolved, specs)
             saves = resolved.config.checkpoint.dir is not None
-            answers, reason = self._execute(packed, running, running.output, saves=saves)
-            answers, results = _split_results(answers)
+            answers, reason, has_sigterm = self._execute(packed, running, running.output, saves=saves)
+            answers, results = split_results(answers)
             if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
-                answers = _without_returns(answers)
+                answers = without_returns(answers)
             error = self._determine_error(running, answers, reason)
             try:
                 # An interrupt here would leave partly copied weights in the notebook.
@@ -339,19 +293,12 @@ class Session:
             self.exporters.flush()
             self._last_cell_s = running.elapsed_s
             self.on_change()
-            if self._has_pending_sigterm:
+            if has_sigterm:
                 signal.raise_signal(signal.SIGTERM)
-        self._report_end(running, cell, resolved, error)
+        _report_end(running, cell, resolved, error)
         if error is not None:
             raise error  # %debug stops here: the frames of the workers are in the traceback only
         return returned
-
-    def _report_end(self, running: CellRun, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
-        """Record a run that has ended, and send the notifications that its options name."""
-        state = running.output.panel_state
-        end = end_of_run(state, running.elapsed_s, error)
-        record_run(cell.source, resolved, state, end)
-        notify(end, resolved.config.notify)
 
     def _determine_error(
         self, running: CellRun, answers: list[RankAnswer], reason: Reason | None
@@ -367,7 +314,7 @@ class Session:
             reason,
             running.output.logs,
             running.config.timeout,
-            has_pool=self._pool is not None and self._pool.state != "failed",
+            has_pool=self._workers.pool is not None and self._workers.pool.state != "failed",
             remarks=describe_out_of_memory(answers, dict(self.namespace), running.config, running.specs),
             memory=running.output.memory,
         )
@@ -379,7 +326,7 @@ class Session:
         """
         pool = self._require_pool()
         body = to_body(PullRequest(tuple(names), tuple(self.namespace_session.shared_names)))
-        answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _SilentListener())
+        answers, reason, _ = send_request(pool, "pull", dict.fromkeys(range(pool.size), body), SilentListener())
         error = error_from_answers(answers, reason, {}, None)
         if error is not None:
             self._reset_if_worker_died(answers)
@@ -405,14 +352,11 @@ class Session:
         """Process events of the workers since the last cell, such as deaths, without waiting."""
         if self._running_in_background is not None:
             return  # its thread polls
-        if self._pool is not None:
-            self._pool.replace_dead()
-        elif self._engine is not None:
-            self._engine.refresh()
+        self._workers.poll()
 
     def status(self) -> SessionStatus:
         """Return the state of the pool at the last poll. Thread-safe."""
-        pool, facts = self._pool, None if self._engine is None else self._engine.facts()
+        pool, facts = self._workers.pool, self._workers.facts()
         state = pool.state if pool else "not started" if facts is None else "warm" if facts.is_warm else "warming up"
         return SessionStatus(
             state=state,
@@ -428,22 +372,18 @@ class Session:
 
     def engine_facts(self) -> EngineFacts | None:
         """Return the latest known state of the engine; None if none runs."""
-        return None if self._engine is None else self._engine.facts()
+        return self._workers.facts()
 
     def discard_workers(self) -> None:
         """End the workers; the next cell forks new ones from the same zygote, with the notebook's values."""
-        if self._pool is not None and self._engine is not None:
-            self._pool.detach()
-            self._pool = None
-            self.namespace_session.reset()
+        self._workers.discard_pool()
 
     def assign_workers(self, config: Config, *, num_reserved: int = 0) -> tuple[WorkerSpec, ...]:
         """Return one spec for each worker of a run: on this machine, or on the nodes that the engine has not lost.
 
         Other runs use the first ``num_reserved`` GPUs of this machine. Raise PoolError if no node is left.
         """
-        is_running = self._engine is not None and self._engine_options == config.engine
-        lost = self._engine.facts().lost_nodes if is_running and self._engine is not None else {}
+        lost = self._workers.lost_nodes(config.engine)
         specs = assign_workers(config, lost=lost, num_reserved=num_reserved)
         if not specs:
             self.stop()
@@ -454,7 +394,7 @@ class Session:
         """Start workers on these devices now instead of with the first cell."""
         try:
             with self._reserved():
-                self._ensure_pool(specs, options, START_TIMEOUT_S)
+                self._workers.ensure_pool(specs, options, START_TIMEOUT_S)
         finally:
             self.on_change()
 
@@ -469,15 +409,7 @@ class Session:
             if options == LOCAL:
                 self.connected_layers = ()
                 return
-            self.warm_up(options)
-            engine = self._engine
-            assert engine is not None
-            deadline = time.monotonic() + CONNECT_TIMEOUT_S
-            while len((facts := engine.facts()).machines) + len(facts.lost_nodes) < len(facts.nodes):
-                if time.monotonic() > deadline:
-                    self.stop()
-                    raise PoolError(f"not all nodes have answered within {CONNECT_TIMEOUT_S:g} s")
-                engine.poll(POLL_S)  # raises if a node reports an error
+            self._workers.connect(options)
             self.connected_layers = (layer,)
         self.on_change()
 
@@ -489,22 +421,17 @@ class Session:
         if self._running_in_background is not None:
             self._running_in_background.interrupt_until_ended()
         self.collect_background()
-        if self._pool is not None:
-            self._pool.close()
-        elif self._engine is not None:
-            self._engine.stop()
-        self._pool = self._engine = None
-        self.exporters.close()
-        self.namespace_session.reset()
-        self.on_change()
+        self._workers.stop()
 
     def _pack(self, cell: Cell, running: CellRun, resolved: Resolved, specs: Sequence[WorkerSpec]) -> PackedCell:
         """Start workers if needed, and pack the values that the cell needs and the workers lack."""
         lines = running.closing_lines
         start_timeout_s = START_TIMEOUT_S if cell.call is None else cell.call.start_timeout_s
-        pool = self._ensure_pool(specs, resolved.config.engine, start_timeout_s, on_phase=running.output.set_phase)
-        assert self._engine is not None
-        facts = self._engine.facts()
+        pool = self._workers.ensure_pool(
+            specs, resolved.config.engine, start_timeout_s, on_phase=running.output.set_phase
+        )
+        facts = self._workers.facts()
+        assert facts is not None
         if facts.num_threads > 1:
             lines.append(
                 f"the process that workers are forked from runs {facts.num_threads} threads: workers may hang; "
@@ -522,10 +449,10 @@ class Session:
 
     def _execute(
         self, packed: PackedCell, running: CellRun, listener: RequestListener, *, saves: bool
-    ) -> tuple[list[RankAnswer], Reason | None]:
+    ) -> RequestOutcome:
         """Run a packed cell on the workers. It neither reads nor changes the notebook's names."""
         try:
-            answers, reason = self._request(
+            outcome = send_request(
                 packed.pool,
                 "run",
                 packed.bodies,
@@ -536,94 +463,18 @@ class Session:
                 controls=running.controls.requests,
                 poll_s=packed.poll_s,
             )
-            self.namespace_session.record_answers(packed, answers)
-            return [answer for answer in answers if not answer.reply.was_idle], reason
+            self.namespace_session.record_answers(packed, outcome.answers)
+            return outcome._replace(answers=[answer for answer in outcome.answers if not answer.reply.was_idle])
         except BaseException:
             self.namespace_session.record_undelivered(packed)
             raise
         finally:
             close_all(packed.payloads.values())
 
-    def _request(
-        self,
-        pool: Pool,
-        task: str,
-        bodies: Mapping[int, dict[str, Any]],
-        listener: RequestListener,
-        *,
-        payloads: Payloads = NO_PAYLOADS,
-        timeout_s: float | None = None,
-        finishes: bool = False,
-        controls: ControlQueue | None = None,
-        poll_s: float = POLL_S,
-    ) -> tuple[list[RankAnswer], Reason | None]:
-        queue = controls or ControlQueue()
-        with count_interrupts(terminations=finishes) as interrupts:
-            answers, reason = pool.run(
-                task,
-                bodies,
-                listener,
-                payloads=payloads,
-                num_interrupts=lambda: interrupts.count + queue.num_interrupts,
-                timeout_s=timeout_s,
-                finishes=finishes,
-                controls=queue,
-                poll_s=poll_s,
-            )
-        self._has_pending_sigterm = interrupts.has_sigterm
-        return [read_answer(answer) for answer in answers], reason
-
     def _reset_if_worker_died(self, answers: Iterable[RankAnswer]) -> None:
         """Mark all values to be sent again if a worker died, since its replacement has none."""
         if any(answer.outcome == "died" for answer in answers):
             self.namespace_session.reset()
-
-    def _ensure_pool(
-        self,
-        specs: Sequence[WorkerSpec],
-        options: EngineOptions,
-        start_timeout_s: float,
-        on_phase: Callable[[str], object] = lambda phase: None,
-    ) -> Pool:
-        """Return a pool of live workers on these devices; start or replace workers as needed.
-
-        An engine that was started with other options is stopped first. ``on_phase`` is called with a description of
-        what it waits for.
-        """
-        if self._engine is not None and self._engine_options != options:
-            self.stop()
-        if self._pool is not None:
-            try:
-                has_replaced = self._pool.specs == tuple(specs) and self._pool.replace_dead()
-            except BaseException:  # an interrupt while ranks were replaced: partly started workers cannot be used
-                self.stop()
-                raise
-            if has_replaced:
-                self.namespace_session.reset()
-            if self._pool.specs != tuple(specs) or self._pool.state != "ready":
-                self._pool.detach()
-                self._pool = None
-                self.namespace_session.reset()
-        if self._pool is None:
-            if self._engine is not None and sees_other_gpus(self._engine.facts().variables):
-                self.stop()
-            self.warm_up(options)
-            engine = self._engine
-            assert engine is not None
-            try:
-                self._pool = Pool(engine, specs)
-                self._pool.wait_ready(
-                    timeout_s=start_timeout_s,
-                    on_wait=lambda: on_phase(STARTING if engine.facts().is_warm else IMPORTING),
-                )
-            except BaseException:
-                facts = engine.facts()
-                if 0 < len(facts.lost_nodes) < len(facts.nodes):
-                    self.discard_workers()  # the next cell runs on the nodes that remain
-                else:
-                    self.stop()
-                raise
-        return self._pool
 
     def _require_pool(self) -> Pool:
         self.collect_background()
@@ -632,19 +483,7 @@ class Session:
                 f"{background.status()}: variables cannot be fetched while it changes them. They come back when it has "
                 "ended; `%accelerate inspect NAMES` shows them after the next step"
             )
-        if self._pool is None:
-            raise PoolError("no workers run; the first %%accelerate cell starts them")
-        if self._pool.replace_dead():
-            self.namespace_session.reset()
-        if self._pool.state != "ready":
-            raise PoolError(
-                "the workers failed; the next %%accelerate cell, or `%accelerate restart`, starts fresh ones"
-            )
-        return self._pool
-
-
-def _join_ranks(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
+        return self._workers.require_pool()
 
 
 def _describe_busy(background: BackgroundRun) -> str:
@@ -654,40 +493,9 @@ def _describe_busy(background: BackgroundRun) -> str:
     )
 
 
-def _split_results(answers: list[RankAnswer]) -> tuple[list[RankAnswer], dict[int, BufferPayload]]:
-    """Separate the results of a call from the answers, and return them by rank; the caller closes them."""
-    results: dict[int, BufferPayload] = {}
-    for index, answer in enumerate(answers):
-        if (payload := find_payload(answer.payloads, RESULT, BufferPayload)) is not None:
-            results[answer.rank] = payload
-            others = {name: other for name, other in answer.payloads.items() if name != RESULT}
-            answers[index] = replace(answer, payloads=others)
-    return answers, results
-
-
-def _without_returns(answers: Iterable[RankAnswer]) -> list[RankAnswer]:
-    """Return the answers without returned values, so that the notebook keeps its own."""
-    kept: list[RankAnswer] = []
-    for answer in answers:
-        close_all(answer.payloads.values())
-        kept.append(replace(answer, reply=replace(answer.reply, returned=None), payloads={}))
-    return kept
-
-
-class _SilentListener:
-    """A listener for requests without output."""
-
-    def on_output(self, rank: int, stream: str, data: bytes) -> None:
-        """Do nothing."""
-
-    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def on_events(self, events: Sequence[Any]) -> None:
-        """Do nothing."""
-
-    def on_result(self, answer: RankResult) -> None:
-        """Do nothing."""
-
-    def tick(self) -> None:
-        """Do nothing."""
+def _report_end(running: CellRun, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
+    """Record a run that has ended, and send the notifications that its options name."""
+    state = running.output.panel_state
+    end = end_of_run(state, running.elapsed_s, error)
+    record_run(cell.source, resolved, state, end)
+    notify(end, resolved.config.notify)
