@@ -185,7 +185,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "deepspeed.engine",
-        ("strategies/deepspeed/engine.py",),
+        ("strategies/deepspeed/engine.py", "strategies/deepspeed/plain_modules.py"),
         (
             "Module._forward_hooks",
             "Module._forward_pre_hooks",

@@ -3,17 +3,14 @@
 The engine divides what an optimizer steps: it flattens parameters, and each rank steps a part of the flat tensors. Here
 the engine steps a copy of the optimizer, so that the user's optimizer keeps the model's parameters and its learning
 rate can be set as before; its state shows this rank's parts. Models stay the same objects. All uses of undocumented
-parts of DeepSpeed are in this file and in `process_setup`.
+parts of DeepSpeed are in this file, in `flat_parts`, `plain_modules` and `process_setup`.
 """
 
 from __future__ import annotations
 
-import types
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import deepspeed
 import torch
@@ -24,27 +21,21 @@ from torch.optim import Optimizer
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.sharded import FlatPart
-from accel_nb.runtime.tensors.instance_patching import innermost_class
-from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import LOST_WRITE
+from accel_nb.strategies.deepspeed.flat_parts import find_flats, part_of
+from accel_nb.strategies.deepspeed.flat_state import FlatState
+from accel_nb.strategies.deepspeed.inner_optimizer import copy_optimizer, split_groups
 from accel_nb.strategies.deepspeed.partitioned_parameter import Passes, mark_partitioned, unmark_partitioned
+from accel_nb.strategies.deepspeed.plain_modules import (
+    HOOKS,
+    copy_module,
+    drop_hooks,
+    hide_attributes,
+    remove_attributes,
+)
+from accel_nb.strategies.deepspeed.whole_gradients import WholeGradients
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
-
-_OF_INSTANCE = ("step", "zero_grad")
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_SINGLE = ("step", "eta", "mu", "mu_product")
-_LATER = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")
-
-
-@dataclass(frozen=True, slots=True)
-class _FlatSlot:
-    """The position of this rank's part of a parameter in a flat tensor: the index of its first element."""
-
-    parameter: nn.Parameter
-    start: int
-    part: FlatPart
 
 
 class ZeroModel:
@@ -68,9 +59,6 @@ class ZeroModel:
         self.has_gradients = False
         self.passes = Passes()
         self._is_stepped = False
-        # By the parameter's id: gradients that were read or replaced, and those that were set to None.
-        self._whole_gradients: dict[int, Tensor] = {}
-        self._dropped: set[int] = set()
         # Bytes of gradients when the last window closed.
         self.gradient_bytes = 0
         self._comm = comm
@@ -86,7 +74,7 @@ class ZeroModel:
             whole = nn.ParameterList(self._parameters)
         self._modules = list(whole.modules())
         self._known_names = {id(item): set(vars(item)) for item in (*self._modules, *self._parameters)}
-        chosen = _groups_of(optimizer, {id(v) for v in self._parameters if v.requires_grad and v.numel()})
+        chosen = split_groups(optimizer, {id(v) for v in self._parameters if v.requires_grad and v.numel()})
         # Which of the optimizer's groups each of the inner one's belongs to.
         self._indices = [index for index, _ in chosen]
         self._num_groups = len(optimizer.param_groups)
@@ -95,19 +83,19 @@ class ZeroModel:
             for value in self._parameters
             if not value.is_meta
         ]
-        hooks = [(part, name, set(vars(part)[name])) for part in self._modules for name in _HOOKS]
+        hooks = [(part, name, set(vars(part)[name])) for part in self._modules for name in HOOKS]
         state = {value: dict(entries) for value, entries in optimizer.state.items()}
         try:
-            self._divide(whole, _twin_of(optimizer, chosen), fillings)
+            self._divide(whole, copy_optimizer(optimizer, chosen), fillings)
         except BaseException:
-            self._remove_attributes()
+            remove_attributes((*self._modules, *self._parameters), self._known_names)
             for value, data, gradient, known in before:
                 sharded.unregister_flat_part(value)
                 value.data, value.grad = data, gradient
                 for key in set(value._post_accumulate_grad_hooks or ()) - known:
                     del value._post_accumulate_grad_hooks[key]
             for part, name, known in hooks:
-                _drop_hooks(part, name, known)
+                drop_hooks(part, name, known)
             optimizer.state.clear()
             optimizer.state.update(state)
             raise
@@ -128,24 +116,18 @@ class ZeroModel:
         else:  # clipping computes the norm, once; in the other stages `compute_grad_norm` switches this off
             norm = torch.zeros((), device=self._comm.world.device)
             self._zero._get_norm_groups = lambda: [norm]
-        self._flats: list[tuple[Any, list[_FlatSlot]]] = list(self._find_flats())
+        self._flats = list(find_flats(self._zero, self._stage, self._comm.world))
         self._parts = {id(place.parameter): place.part for _, places in self._flats for place in places}
-        for part in self._modules:
-            if new := set(vars(part)) - self._known_names[id(part)]:
-                vars(part)["_accel_nb_hidden"] = frozenset({*new, *_LATER})
+        self._whole_gradients = WholeGradients(self._parts, self._comm)
+        hide_attributes(self._modules, self._known_names)
         for value in self._parameters:
             value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
             if self._stage == 3:
-                sharded.register_flat_part(value, self._part_of(value, value.ds_tensor))
+                sharded.register_flat_part(value, part_of(value, self._comm.world, value.ds_tensor))
         if self._stage == 3:
             mark_partitioned(self._parameters, self.passes)
-        self._load_state(self.optimizer.state)
+        self._state = FlatState(self.optimizer, self._zero.optimizer, self._flats)
         self._versions = self._version()
-        # Entries that a flat part has once, such as a step count, are copied whenever the state is read.
-        self._on_read = [
-            self.optimizer.register_state_dict_pre_hook(lambda _: self._show_singles()),
-            self.optimizer.register_state_dict_post_hook(_gather_state),
-        ]
 
     @property
     def divides_weights(self) -> bool:
@@ -165,10 +147,11 @@ class ZeroModel:
 
     def begin_backward(self) -> None:
         """Prepare a backward pass, whose gradients are added to existing ones."""
-        self._refuse_partly_dropped()
-        self._store_whole_gradients()
+        if self.has_gradients:
+            self._whole_gradients.refuse_partly_dropped()
+        self._whole_gradients.store(self._gradient_parts())
+        self._whole_gradients.clear()
         self._is_stepped = False
-        self._dropped.clear()
         self._engine.set_gradient_accumulation_boundary(False)
         self._zero.clear_backward_seen_flag()
         if self._stage == 3:
@@ -219,45 +202,24 @@ class ZeroModel:
         """
         if self._is_stepped:
             raise MisuseError(_AFTER_STEP)
-        if not self.has_gradients or id(parameter) in self._dropped:
+        if not self.has_gradients:
             return None
-        if id(parameter) not in self._whole_gradients:
-            own = dict(self._gradient_parts())
-            held = own[parameter] if parameter in own else self._flats[0][0].new_empty(0)
-            part = sharded.register_flat_part(held.detach().view(-1), self._parts[id(parameter)])
-            self._whole_gradients[id(parameter)] = sharded.gather_full(part, self._comm)
-        return self._whole_gradients[id(parameter)]
+        return self._whole_gradients.read(parameter, self._gradient_parts(), self._flats[0][0])
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
         """Replace the whole gradient of a parameter; None drops it. Raises `MisuseError` if there are no gradients."""
-        self._whole_gradients.pop(id(parameter), None)
+        self._whole_gradients.forget(parameter)
         if value is None:
-            self._dropped.add(id(parameter))
-            if self._dropped >= self._parts.keys():
+            if self._whole_gradients.drop(parameter):
                 self.drop_gradients()
         elif not self.has_gradients:
             raise MisuseError(_NO_BACKWARD)
         else:
-            self._dropped.discard(id(parameter))
-            self._whole_gradients[id(parameter)] = value
-
-    def _refuse_partly_dropped(self) -> None:
-        if self.has_gradients and self._dropped:
-            raise MisuseError(_PARTLY_DROPPED.format(dropped=len(self._dropped), all=len(self._parts)))
-
-    def _store_whole_gradients(self) -> None:
-        """Copy this rank's parts of the gradients that were read, and may have been changed, to where they are held."""
-        whole, self._whole_gradients = self._whole_gradients, {}
-        if whole:
-            for parameter, held in self._gradient_parts():
-                if id(parameter) in whole:
-                    part = self._parts[id(parameter)]
-                    own = whole[id(parameter)].detach().reshape(-1).narrow(0, *part.ranges[part.rank])
-                    held.view(-1).copy_(own)
+            self._whole_gradients.replace(parameter, value)
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield this rank's part of each gradient, flat, after `finish`; changes in place have effect."""
-        self._store_whole_gradients()
+        self._whole_gradients.store(self._gradient_parts())
         yield from self._gradient_parts()
 
     def _gradient_parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
@@ -265,7 +227,7 @@ class ZeroModel:
             return
         for number, (flat, places) in enumerate(self._flats):
             if self._offloads:
-                yield from ((place.parameter, _narrow(flat.grad, place)) for place in places)
+                yield from ((place.parameter, place.narrow(flat.grad)) for place in places)
             elif self._stage == 3:
                 for place, value in zip(places, self._zero.averaged_gradients.get(number) or (), strict=False):
                     yield place.parameter, value.view(-1)[: place.part.ranges[place.part.rank][1]]
@@ -286,23 +248,22 @@ class ZeroModel:
         self._apply_loaded()
         if not self.has_gradients:
             return True
-        self._refuse_partly_dropped()
-        self._store_whole_gradients()
+        self._whole_gradients.refuse_partly_dropped()
+        self._whole_gradients.store(self._gradient_parts())
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
         self._zero.step()
         self._zero_sums()
         self._is_stepped = True
-        if not self._is_shown:
-            self._show_parts()
+        self._state.show_after_step()
         self._versions = self._version()
         return not self._zero.overflow
 
     def drop_gradients(self) -> None:
         """Drop gradients."""
         self._is_stepped = False
-        self._dropped.clear()
+        self._whole_gradients.clear()
         if self.has_gradients:
             self._zero.zero_grad(set_to_none=True)
             for number in range(len(self._flats)):
@@ -320,25 +281,14 @@ class ZeroModel:
 
     def load_optimizer(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
         """Load the optimizer's state from ``states``; ``whole`` reads one of its tensors. Every rank must call."""
-        self.optimizer.state.clear()
-        self.inner.state.clear()
-        self._load_state(states, whole)
+        self._state.load(states, whole)
 
     def undo(self) -> None:
         """Restore models and optimizer; every rank must call."""
         self._apply_loaded()
-        self._show_singles()
-        for hook in self._on_read:
-            hook.remove()
+        self._state.release()
         weights = [sharded.gather_full(value, self._comm) for value in self._parameters] if self._stage == 3 else []
-        states = {
-            parameter: {
-                name: sharded.gather_full(value, self._comm) if sharded.is_sharded(value) else value
-                for name, value in self.optimizer.state.get(parameter, {}).items()
-            }
-            for _, places in self._flats
-            for parameter in [place.parameter for place in places]
-        }
+        states = self._state.gather(self._comm)
         self._engine.destroy()
         self._engine.module_forward_pre_hook.remove()
         self._engine.module_forward_post_hook.remove()
@@ -350,22 +300,10 @@ class ZeroModel:
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
             value.grad = None
-        self._remove_attributes()
+        remove_attributes((*self._modules, *self._parameters), self._known_names)
         for parameter, values in states.items():
             if values:
                 self.optimizer.state[parameter] = values
-
-    def _remove_attributes(self) -> None:
-        """Remove the attributes that DeepSpeed has set on modules and parameters."""
-        for item in (*self._modules, *self._parameters):
-            names = vars(item)
-            if "_original_parameters" in names:
-                original = names["_original_parameters"]
-                original.clear()
-                original.update(names["_parameters"].items())
-                names["_parameters"] = original
-            for name in set(names) - self._known_names[id(item)]:
-                del names[name]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -417,7 +355,7 @@ class ZeroModel:
         for value in model.parameters() if is_whole else ():
             if sharded.is_sharded(value):
                 known[id(value)] = nn.Parameter(sharded.full_tensor(value), value.requires_grad)
-        return _twin(model, known, {})
+        return copy_module(model, known)
 
     @torch.no_grad()
     def _fill(self, filling: WeightFilling) -> None:
@@ -430,119 +368,20 @@ class ZeroModel:
             )  # freed before it is written to
             theirs._convert_to_deepspeed_param(value)
             value.partition()
-            start, length = self._part_of(value, None).ranges[self._comm.world.rank]
+            start, length = part_of(value, self._comm.world).ranges[self._comm.world.rank]
             values = torch.empty(length, dtype=value.dtype, device="cpu")
             filling.fill_elements(value, start, values)
             value.ds_tensor[:length].copy_(values)
 
-    # --- positions in flat tensors ---
-
-    def _find_flats(self) -> Iterator[tuple[Tensor, list[_FlatSlot]]]:
-        """Yield the flat tensors that this rank steps, each with the parameters in it."""
-        zero, world = self._zero, self._comm.world
-        if self._stage == 3:
-            for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
-                start, places = 0, []
-                for value in parameters:
-                    places.append(_FlatSlot(value, start, self._part_of(value, None)))
-                    start += value.partition_numel()
-                yield flat, places
-            return
-        for flat, parameters in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
-            size, offset, places = flat.numel(), 0, []
-            for value in parameters:
-                ranges = []
-                for rank in range(world.size):
-                    low, high = max(offset, rank * size), min(offset + value.numel(), (rank + 1) * size)
-                    ranges.append((low - offset, high - low) if high > low else (0, 0))
-                part = FlatPart(tuple(value.shape), tuple(ranges), world.rank)
-                places.append(_FlatSlot(value, min(max(0, offset - world.rank * size), size), part))
-                offset += value.numel()
-            yield flat, places
-
-    def _part_of(self, value: Any, held: Tensor | None) -> FlatPart:
-        size, world = value.partition_numel(), self._comm.world
-        starts = [min(rank * size, value.ds_numel) for rank in range(world.size)]
-        ranges = [(start, min(size, value.ds_numel - start)) for start in starts]
-        return FlatPart(tuple(value.ds_shape), tuple(ranges), world.rank, held)
-
-    # --- the optimizer's state ---
-
     def _apply_loaded(self) -> None:
         """Apply what was loaded into the model or the optimizer since the last step."""
         self.reload_changed_weights()
-        if self.optimizer.state is not self._seen and any(self.optimizer.state.values()):
-            states = {value: dict(entries) for value, entries in self.optimizer.state.items()}
-            self.inner.state.clear()
-            self._load_state(states)
-
-    def _load_state(
-        self, states: Mapping[Any, Mapping[str, Any]], whole: Callable[[Any], Any] = lambda value: value
-    ) -> None:
-        """Copy state, by parameter, into the flat tensors; missing entries count as zero."""
-        for flat, places in self._flats:
-            known = [states[place.parameter] for place in places if states.get(place.parameter)]
-            if not known:
-                continue
-            counts = {float(whole(entries["step"])) for entries in known if "step" in entries}
-            if len(counts) > 1:
-                raise MisuseError(
-                    f"parameters of one group of the {type(self.optimizer).__name__} were stepped "
-                    f"{sorted(counts)} times, and DeepSpeed counts once for all: load this state before preparing, "
-                    "or train by fsdp"
-                )
-            for name, example in known[0].items():
-                if not self._has_elements(name, places, states):
-                    single = whole(example)
-                    self.inner.state[flat][name] = single.clone() if isinstance(single, Tensor) else single
-                    continue
-                buffer = self.inner.state[flat][name] = torch.zeros_like(flat, requires_grad=False)
-                for place in places:
-                    value = states.get(place.parameter, {}).get(name)
-                    if value is None:
-                        continue
-                    value = whole(value)
-                    start, length = place.part.ranges[place.part.rank]
-                    own = sharded.local_part(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
-                    _narrow(buffer, place).copy_(own)
-        self._show_parts()
-
-    @staticmethod
-    def _has_elements(name: str, places: list[_FlatSlot], states: Mapping[Any, Mapping[str, Any]]) -> bool:
-        """Return whether an entry of the state has one number for each element of a parameter."""
-        found = [
-            (place.part.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)
-        ]
-        sized = [(shape, value) for shape, value in found if shape and value is not None]
-        if not sized:
-            return name not in _SINGLE
-        return any(hasattr(value, "shape") and _shape_of(value) == shape for shape, value in sized)
-
-    def _show_parts(self) -> None:
-        """Set this rank's parts of the state in the user's optimizer."""
-        state = self._seen = self.optimizer.state
-        self._is_shown = any(self.inner.state.values())
-        for flat, places in self._flats:
-            for name, value in self.inner.state.get(flat, {}).items():
-                for place in places:
-                    state[place.parameter][name] = (
-                        _copy_single(value)
-                        if _is_single(value, flat)
-                        else sharded.register_flat_part(_narrow(value, place), place.part)
-                    )
-
-    def _show_singles(self) -> None:
-        for flat, places in self._flats:
-            for name, value in self.inner.state.get(flat, {}).items():
-                if _is_single(value, flat):
-                    for place in places:
-                        self.optimizer.state[place.parameter][name] = _copy_single(value)
+        self._state.load_changes()
 
     def _zero_sums(self) -> None:
         """Set sums of gradients to zero that DeepSpeed would add to."""
         self.has_gradients = False
         self._whole_gradients.clear()
-        self._dropped.clear()
         if self._stage == 3:
             self._zero.grad_partitions_flat_buffer.zero_()
         if self._offloads:
@@ -563,10 +402,6 @@ _NO_BACKWARD = (
     "parameter.grad is assigned without a backward pass, and DeepSpeed steps only gradients that a backward pass has "
     "left: train with --strategy ddp"
 )
-_PARTLY_DROPPED = (
-    "{dropped} of {all} gradients were set to None, and DeepSpeed steps all parameters of an optimizer: "
-    "give the others an optimizer of their own, or train with --strategy ddp"
-)
 
 
 @contextmanager
@@ -579,87 +414,3 @@ def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
     finally:
         for value in parameters:
             del value.ds_optim_param
-
-
-def _groups_of(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn.Parameter]]]:
-    """Return the parameters of an optimizer that are in ``own``, each list with the number of its group.
-
-    A group is split where its parameters have different step counts: a flat part has one count.
-    """
-    found: list[tuple[int, list[nn.Parameter]]] = []
-    for index, group in enumerate(optimizer.param_groups):
-        alike: dict[Any, list[nn.Parameter]] = {}
-        for value in group["params"]:
-            if id(value) in own:
-                step = optimizer.state.get(value, {}).get("step")
-                alike.setdefault(None if step is None else float(step), []).append(value)
-        found += [(index, values) for values in alike.values()]
-    return found
-
-
-def _twin_of(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter]]]) -> Optimizer:
-    """Return a copy of an optimizer for the chosen parameters, by the number of their group, without state."""
-    twin = object.__new__(type(optimizer))
-    vars(twin).update({name: value for name, value in vars(optimizer).items() if name not in _OF_INSTANCE})
-    twin.state = defaultdict(dict)
-    twin.param_groups = [{**optimizer.param_groups[index], "params": values} for index, values in chosen]
-    return twin
-
-
-def _narrow(flat: Tensor, place: _FlatSlot) -> Tensor:
-    return flat.detach().narrow(0, place.start, place.part.ranges[place.part.rank][1])
-
-
-def _copy_single(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _gather_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
-    """Replace parts of tensors by whole ones where all ranks gather, as in a plain cell, whose code may save them."""
-    if not sharded.can_read_full():
-        return None
-    whole = map_state(lambda leaf: sharded.full_tensor(leaf) if sharded.is_sharded(leaf) else leaf, state_dict)
-    return cast(dict[str, Any], whole)
-
-
-def _is_single(value: Any, flat: Tensor) -> bool:
-    """Return whether an entry of the state is one for all of a flat tensor, and not one number for each element."""
-    return not isinstance(value, Tensor) or value.shape != flat.shape
-
-
-def _shape_of(value: Any) -> tuple[int, ...]:
-    return sharded.full_shape(value) if isinstance(value, Tensor) else tuple(value.shape)
-
-
-def _twin(module: nn.Module, parameters: dict[int, Any], done: dict[int, nn.Module]) -> nn.Module:
-    """Return a copy of a tree of modules with other parameters, and without what an engine has set on it."""
-    if id(module) in done:
-        return done[id(module)]
-    twin = done[id(module)] = object.__new__(innermost_class(module))
-    hidden = {"_accel_nb_hidden", *vars(module).get("_accel_nb_hidden", ())}
-    kept = {name: value for name, value in vars(module).items() if name not in hidden}
-    held = module._parameters.items()
-    kept["_parameters"] = {name: parameters.get(id(value), value) for name, value in held}
-    kept["_modules"] = {
-        name: None if part is None else _twin(part, parameters, done) for name, part in module._modules.items()
-    }
-    for name in _HOOKS:
-        kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_of_deepspeed(hook))
-        for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
-            if extra in kept:
-                kept[extra] = OrderedDict((key, flag) for key, flag in kept[extra].items() if key in kept[name])
-    vars(twin).update(kept)
-    return twin
-
-
-def _drop_hooks(module: nn.Module, name: str, known: set[int]) -> None:
-    hooks = vars(module)[name]
-    for key in set(hooks) - known:
-        del hooks[key]
-        for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
-            vars(module).get(extra, {}).pop(key, None)
-
-
-def _is_of_deepspeed(hook: Any) -> bool:
-    function = hook.func if hasattr(hook, "func") else hook
-    return isinstance(function, types.FunctionType) and function.__module__.startswith("deepspeed.")

@@ -1,0 +1,151 @@
+"""The state of an optimizer, which a DeepSpeed engine keeps in flat tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.state_tree import map_state
+from accel_nb.strategies.deepspeed.flat_parts import FlatSlot
+
+_SINGLE = ("step", "eta", "mu", "mu_product")
+"""Entries of which a parameter has one, where its only element does not show that."""
+
+
+class FlatState:
+    """Sets this rank's parts of the state of the ``inner`` optimizer in the user's, and loads what code sets there.
+
+    ``flats`` are the flat tensors that the inner optimizer steps, with the parameters in them.
+    """
+
+    def __init__(self, optimizer: Optimizer, inner: Any, flats: Sequence[tuple[Any, list[FlatSlot]]]) -> None:
+        self._optimizer = optimizer
+        self._inner = inner
+        self._flats = flats
+        self._load(optimizer.state)
+        # Entries that a flat part has once, such as a step count, are copied whenever the state is read.
+        self._on_read = [
+            optimizer.register_state_dict_pre_hook(lambda _: self._show_singles()),
+            optimizer.register_state_dict_post_hook(_gather_state),
+        ]
+
+    def load(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
+        """Replace the state by ``states``; ``whole`` reads one of its tensors. Every rank must call."""
+        self._optimizer.state.clear()
+        self._inner.state.clear()
+        self._load(states, whole)
+
+    def load_changes(self) -> None:
+        """Load the state that was set in the user's optimizer since the last call, if any was."""
+        if self._optimizer.state is not self._seen and any(self._optimizer.state.values()):
+            states = {value: dict(entries) for value, entries in self._optimizer.state.items()}
+            self._inner.state.clear()
+            self._load(states)
+
+    def show_after_step(self) -> None:
+        """Set the parts in the user's optimizer after a step, if it is the first one."""
+        if not self._is_shown:
+            self._show_parts()
+
+    def release(self) -> None:
+        """Update the user's optimizer for the last time."""
+        self._show_singles()
+        for hook in self._on_read:
+            hook.remove()
+
+    def gather(self, comm: Communicator) -> dict[nn.Parameter, dict[str, Any]]:
+        """Return the whole state of each parameter; every rank must call."""
+        return {
+            place.parameter: {
+                name: sharded.gather_full(value, comm) if sharded.is_sharded(value) else value
+                for name, value in self._optimizer.state.get(place.parameter, {}).items()
+            }
+            for _, places in self._flats
+            for place in places
+        }
+
+    def _load(self, states: Mapping[Any, Mapping[str, Any]], whole: Callable[[Any], Any] = lambda value: value) -> None:
+        """Copy state, by parameter, into the flat tensors; missing entries count as zero."""
+        for flat, places in self._flats:
+            known = [states[place.parameter] for place in places if states.get(place.parameter)]
+            if not known:
+                continue
+            counts = {float(whole(entries["step"])) for entries in known if "step" in entries}
+            if len(counts) > 1:
+                raise MisuseError(
+                    f"parameters of one group of the {type(self._optimizer).__name__} were stepped "
+                    f"{sorted(counts)} times, and DeepSpeed counts once for all: load this state before preparing, "
+                    "or train by fsdp"
+                )
+            for name, example in known[0].items():
+                if not _has_elements(name, places, states):
+                    single = whole(example)
+                    self._inner.state[flat][name] = single.clone() if isinstance(single, Tensor) else single
+                    continue
+                buffer = self._inner.state[flat][name] = torch.zeros_like(flat, requires_grad=False)
+                for place in places:
+                    value = states.get(place.parameter, {}).get(name)
+                    if value is None:
+                        continue
+                    value = whole(value)
+                    start, length = place.part.ranges[place.part.rank]
+                    own = sharded.local_part(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
+                    place.narrow(buffer).copy_(own)
+        self._show_parts()
+
+    def _show_parts(self) -> None:
+        """Set this rank's parts of the state in the user's optimizer."""
+        state = self._seen = self._optimizer.state
+        self._is_shown = any(self._inner.state.values())
+        for flat, places in self._flats:
+            for name, value in self._inner.state.get(flat, {}).items():
+                for place in places:
+                    state[place.parameter][name] = (
+                        _copy_single(value)
+                        if _is_single(value, flat)
+                        else sharded.register_flat_part(place.narrow(value), place.part)
+                    )
+
+    def _show_singles(self) -> None:
+        for flat, places in self._flats:
+            for name, value in self._inner.state.get(flat, {}).items():
+                if _is_single(value, flat):
+                    for place in places:
+                        self._optimizer.state[place.parameter][name] = _copy_single(value)
+
+
+def _has_elements(name: str, places: list[FlatSlot], states: Mapping[Any, Mapping[str, Any]]) -> bool:
+    """Return whether an entry of the state has one number for each element of a parameter."""
+    found = [(place.part.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)]
+    sized = [(shape, value) for shape, value in found if shape and value is not None]
+    if not sized:
+        return name not in _SINGLE
+    return any(hasattr(value, "shape") and _shape_of(value) == shape for shape, value in sized)
+
+
+def _copy_single(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _gather_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    """Replace parts of tensors by whole ones where all ranks gather, as in a plain cell, whose code may save them."""
+    if not sharded.can_read_full():
+        return None
+    whole = map_state(lambda leaf: sharded.full_tensor(leaf) if sharded.is_sharded(leaf) else leaf, state_dict)
+    return cast(dict[str, Any], whole)
+
+
+def _is_single(value: Any, flat: Tensor) -> bool:
+    """Return whether an entry of the state is one for all of a flat tensor, and not one number for each element."""
+    return not isinstance(value, Tensor) or value.shape != flat.shape
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return sharded.full_shape(value) if isinstance(value, Tensor) else tuple(value.shape)

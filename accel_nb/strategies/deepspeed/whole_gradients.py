@@ -1,0 +1,84 @@
+"""Whole gradients that code reads and replaces, while ranks hold parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.sharded import FlatPart
+
+HeldGradients = Iterable[tuple[nn.Parameter, Tensor]]
+"""This rank's part of each gradient, flat, where the optimizer reads it."""
+
+
+class WholeGradients:
+    """The gradients that were read or replaced, and those that were set to None, until they are stored.
+
+    ``parts`` are this rank's parts of the parameters, by id.
+    """
+
+    def __init__(self, parts: Mapping[int, FlatPart], comm: Communicator) -> None:
+        self._parts = parts
+        self._comm = comm
+        # By id of the parameter.
+        self._whole: dict[int, Tensor] = {}
+        self._dropped: set[int] = set()
+
+    def read(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
+        """Return the whole gradient of a parameter, None if it was dropped; every rank must call.
+
+        ``example`` is a tensor of the gradients' dtype and device.
+        """
+        key = id(parameter)
+        if key in self._dropped:
+            return None
+        if key not in self._whole:
+            found: Any = dict(held).get(parameter)
+            part = (example.new_empty(0) if found is None else found).detach().view(-1)
+            self._whole[key] = sharded.gather_full(sharded.register_flat_part(part, self._parts[key]), self._comm)
+        return self._whole[key]
+
+    def replace(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Replace the gradient of a parameter."""
+        self._dropped.discard(id(parameter))
+        self._whole[id(parameter)] = value
+
+    def forget(self, parameter: nn.Parameter) -> None:
+        """Forget what was read or set as the gradient of a parameter."""
+        self._whole.pop(id(parameter), None)
+
+    def drop(self, parameter: nn.Parameter) -> bool:
+        """Drop the gradient of a parameter, and return whether all are dropped."""
+        self._dropped.add(id(parameter))
+        return self._dropped >= self._parts.keys()
+
+    def refuse_partly_dropped(self) -> None:
+        """Raise `MisuseError` if some gradients were dropped: DeepSpeed steps all parameters."""
+        if self._dropped:
+            raise MisuseError(_PARTLY_DROPPED.format(dropped=len(self._dropped), all=len(self._parts)))
+
+    def store(self, held: HeldGradients) -> None:
+        """Copy this rank's parts of what was read, and may have been changed, to where the gradients are held."""
+        whole, self._whole = self._whole, {}
+        if whole:
+            for parameter, value in held:
+                if id(parameter) in whole:
+                    part = self._parts[id(parameter)]
+                    own = whole[id(parameter)].detach().reshape(-1).narrow(0, *part.ranges[part.rank])
+                    value.view(-1).copy_(own)
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._whole.clear()
+        self._dropped.clear()
+
+
+_PARTLY_DROPPED = (
+    "{dropped} of {all} gradients were set to None, and DeepSpeed steps all parameters of an optimizer: "
+    "give the others an optimizer of their own, or train with --strategy ddp"
+)
