@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 
 class EndingIterator(Iterator[Any]):
-    """An iterator with a record of whether it has ended; the position of one that has not cannot be copied."""
+    """An iterator with a record of whether it has ended; the position of one that has not cannot be copied.
 
-    __slots__ = ("has_ended",)
+    Its length is that of its loader, as with the iterators of ``DataLoader``.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_loader", "has_ended")
+
+    def __init__(self, loader: Sized) -> None:
         self.has_ended = False
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
     def _accel_nb_reduce(self) -> Any:
         if not self.has_ended:

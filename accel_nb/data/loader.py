@@ -349,8 +349,8 @@ class _ShardedLoading:
         pairs = self._pairs(loader, epoch)
         transfer = self._transfer_for(loader)
         if transfer is None:
-            return LoaderIterator(pairs, self, epoch, move)
-        return LoaderIterator(BatchPrefetcher(pairs, transfer), self, epoch, None)
+            return LoaderIterator(loader, pairs, self, epoch, move)
+        return LoaderIterator(loader, BatchPrefetcher(pairs, transfer), self, epoch, None)
 
     def end_epoch(self, epoch: EpochProgress | None) -> None:
         """Count an epoch once: when it is read to its end, or when another one starts."""
@@ -461,7 +461,7 @@ class _ShardedLoading:
             source = map(build_reader(loader), indices)
         else:
             source = iterate_in_turn(loader, self._inner, self.plain.__iter__)
-        return WholeIterator(source, self.observer, move)
+        return WholeIterator(loader, source, self.observer, move)
 
     def _pairs(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
         """Start an epoch; return an iterator over pairs of this rank's batch and its share of the global batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, Protocol
 
 from accel_nb.data.ending_iterator import EndingIterator
@@ -32,12 +32,13 @@ class LoaderIterator(EndingIterator):
 
     def __init__(
         self,
+        loader: Sized,
         pairs: Iterator[SharedBatch],
         sharding: _Sharding,
         epoch: EpochProgress,
         move: Callable[[Any], Any] | None,
     ) -> None:
-        super().__init__()
+        super().__init__(loader)
         self._pairs = pairs
         self._sharding = sharding
         self._epoch = epoch

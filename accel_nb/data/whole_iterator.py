@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 from accel_nb.data.ending_iterator import EndingIterator
@@ -16,8 +16,10 @@ class WholeIterator(EndingIterator):
 
     __slots__ = ("__weakref__", "_move", "_observer", "_source")
 
-    def __init__(self, source: Iterator[Any], observer: LoaderObserver, move: Callable[[Any], Any] | None) -> None:
-        super().__init__()
+    def __init__(
+        self, loader: Sized, source: Iterator[Any], observer: LoaderObserver, move: Callable[[Any], Any] | None
+    ) -> None:
+        super().__init__(loader)
         self._source = source
         self._observer = observer
         self._move = move

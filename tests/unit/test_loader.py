@@ -169,6 +169,15 @@ def test_an_evaluation_reads_the_whole_loader_on_every_rank():
     assert run_threads.num_calls == 0
 
 
+@pytest.mark.parametrize(("training", "length"), [(True, 5), (False, 15)])
+def test_an_iterator_has_the_length_of_its_loader(training, length):
+    def body(comm):
+        loader = Setup(comm, batch="per-worker", training=training).shard(DataLoader(range(30), batch_size=2))
+        return len(loader), len(iter(loader))
+
+    assert run_threads(3, body) == [(length, length)] * 3
+
+
 def test_an_epoch_costs_one_collective_and_a_world_of_one_none():
     def body(comm):
         setup = Setup(comm)
