@@ -469,9 +469,9 @@ PRIVATE_USES = (
     PrivateUse(
         "tensor.version",
         (
-            "accelerator/plain_cells/loss_proof/trace.py",
             "bigmodel/offload/sequential_offload.py",
             "bigmodel/offload/weight_prefetch.py",
+            "runtime/tensors/versions.py",
             "strategies/ddp/local_gradients.py",
         ),
         ("Tensor._version",),

@@ -373,7 +373,7 @@ def test_activations_are_computed_again_where_asked(strategy: str) -> None:
 
 
 class Overlapping(nn.Module):
-    """Has buffers of which several elements are one place in memory, and some that are not contiguous."""
+    """Has buffers with several elements at one place in memory, some not contiguous, and one of inference mode."""
 
     def __init__(self, start: float) -> None:
         super().__init__()
@@ -382,6 +382,7 @@ class Overlapping(nn.Module):
         self.register_buffer("transposed", (torch.arange(6.0) + start).reshape(3, 2).t())
         self.register_buffer("all_equal", torch.tensor(start).expand(2, 2), persistent=False)
         self.register_buffer("shifting", torch.tensor([start]).expand(3))
+        self.register_buffer("measured", None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x + self.positions[0] + self.shifting) + self.transposed.sum() + self.all_equal.sum()
@@ -397,6 +398,8 @@ def overlapping(world: World, strategy: str) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         model.shifting = (model.shifting[:1] + 1).expand(3)
+        with torch.inference_mode():
+            model.measured = torch.ones(2)
     whole = accelerator.get_state_dict(model)
     found = {name: value.tolist() for name, value in (*model.named_buffers(), ("weight", whole["layer.weight"]))}
     strides = {name: value.stride() for name, value in model.named_buffers()}
@@ -405,7 +408,7 @@ def overlapping(world: World, strategy: str) -> dict[str, Any]:
 
 
 def test_buffers_with_repeated_memory_are_those_of_rank_0_and_stay_as_they_are(strategy: str) -> None:
-    expected = {name: value.stride() for name, value in Overlapping(0).named_buffers()}
+    expected = {name: value.stride() for name, value in Overlapping(0).named_buffers()} | {"measured": (1,)}
     first, *others = on_smallest_world(strategy, overlapping)
     assert first["strides"] == expected
     assert first["positions"][1] == [0, 1, 2]

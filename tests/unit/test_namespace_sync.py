@@ -599,3 +599,27 @@ def test_a_dict_of_an_object_with_another_attribute_stays_one_on_both_sides(side
     sides.worker["items"] = [sides.worker["held"]]
     sides.bring_back(before)
     assert sides.kernel["items"][0] is sides.kernel["held"]
+
+
+def test_tensors_and_buffers_made_in_inference_mode_change_in_place_on_both_sides(sides):
+    model = nn.BatchNorm1d(2)
+    with torch.inference_mode():
+        model.running_mean = torch.ones(2)
+        sides.kernel.update(model=model, scores=[torch.zeros(2)])
+    names = "model", "scores"
+    assert sides.ship(*names) == list(names)
+    assert sides.ship(*names) == []
+    with torch.inference_mode():
+        sides.kernel["scores"][0] += 1
+        model.running_mean += 1
+    assert sorted(sides.ship(*names)) == ["model", "scores@item:0"]
+    assert sides.worker["scores"][0].tolist() == sides.worker["model"].running_mean.sub(1).tolist() == [1, 1]
+    before = sides.snapshot(*names)
+    with torch.inference_mode():
+        sides.worker["scores"][0] += 1
+        sides.worker["scores"].append(torch.zeros(1))
+        sides.worker["model"].running_mean += 1
+    scores, mean = sides.kernel["scores"][0], model.running_mean
+    assert not sides.bring_back(before)
+    assert sides.kernel["scores"] == [scores, torch.zeros(1)]
+    assert scores.tolist() == mean.sub(1).tolist() == [2, 2]

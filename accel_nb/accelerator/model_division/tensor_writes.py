@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from accel_nb.runtime.tensors.versions import version_of
+
 _KINDS = (Tensor, nn.Parameter)
 
 
@@ -38,7 +40,7 @@ class TensorWrites(TorchDispatchMode):
             return
         for name, value in self._by_memory.get(tensor.untyped_storage().data_ptr(), ()):
             if name not in self._before:
-                self._before[name] = value, value.detach().clone(), _version(value)
+                self._before[name] = value, value.detach().clone(), version_of(value)
 
     def unchanged(self) -> list[str]:
         """Return the names of the tensors that were written and have the same values as before.
@@ -48,7 +50,7 @@ class TensorWrites(TorchDispatchMode):
         return [
             name
             for name, (value, before, version) in self._before.items()
-            if _version(value) != version and torch.equal(value, before)
+            if version_of(value) != version and torch.equal(value, before)
         ]
 
     @torch.no_grad()
@@ -60,7 +62,3 @@ class TensorWrites(TorchDispatchMode):
                 changed[f"tensor {name}"] = value.detach().clone()
                 value.data.copy_(before)
         return changed
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

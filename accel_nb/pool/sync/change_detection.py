@@ -40,6 +40,7 @@ from accel_nb.pool.sync.stream.pickling import copyable_values, digest
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
 from accel_nb.runtime.tensors.module_paths import submodule_at
+from accel_nb.runtime.tensors.versions import version_of
 
 _PLAIN = bool | int | float | complex | str | bytes | None
 
@@ -165,7 +166,7 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     sums: dict[Any, list[Any]] = {}
     for tensor in tensors:
         data = local_part(tensor).detach()
-        fingerprints.append((tensor._version, tuple(data.shape), str(data.dtype)))
+        fingerprints.append((version_of(tensor), tuple(data.shape), str(data.dtype)))
         if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
             continue
         if data.is_complex():

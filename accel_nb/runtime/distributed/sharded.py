@@ -325,7 +325,7 @@ def copy_into(tensor: Any, whole: Any) -> None:
     """Copy a full tensor, or this rank's part of it, into a tensor in place, without communication."""
     if is_sharded(tensor) and not is_sharded(whole):
         whole = own_part(tensor, whole)
-    overwrite(local_part(tensor), local_part(whole))
+    overwrite(local_part(tensor).detach(), local_part(whole))  # one of inference mode can be written as a view only
 
 
 def shard_state(values: Any, parameter: Any) -> Any:

@@ -49,8 +49,12 @@ class LeanDdp(DistributedDataParallel):
         )
 
     def _assign_modules_buffers(self) -> None:
-        """Collect the buffers to broadcast, as torch does before each forward pass."""
+        """Collect the buffers to broadcast, as torch does before each forward pass.
+
+        Those made in ``torch.inference_mode`` are left out: no training pass can write into them.
+        """
         super()._assign_modules_buffers()
+        self.modules_buffers = [value for value in self.modules_buffers if not value.is_inference()]
         if self._overlapping:
             buffers = dict(self.module.named_buffers())
             self.modules_buffers += [without_repeats(buffers[name]) for name in self._overlapping & buffers.keys()]

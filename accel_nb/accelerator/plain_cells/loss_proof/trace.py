@@ -34,6 +34,7 @@ from accel_nb.accelerator.training.loss_classification import LossReduction, Wei
 from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.process.user_code import user_frame
 from accel_nb.runtime.tensors.nested import find_tensors
+from accel_nb.runtime.tensors.versions import version_of
 
 _COMMON_NUMBERS = frozenset({0.0, 1.0})
 
@@ -204,7 +205,7 @@ def _mixed(reason: str) -> MixedSamples:
 def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
     """Return ids and versions of a model's buffers, without those of batch normalisation, which has its own note."""
     parts = [part for part in model.modules() if not isinstance(part, _BatchNorm)]
-    return [(id(value), value._version) for part in parts for value in part.buffers(recurse=False)]
+    return [(id(value), version_of(value)) for part in parts for value in part.buffers(recurse=False)]
 
 
 def _address(tensor: Tensor) -> int:
