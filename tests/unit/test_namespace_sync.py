@@ -6,6 +6,7 @@ import functools
 import sqlite3
 import sys
 import threading
+import types
 import weakref
 
 import numpy as np
@@ -181,6 +182,22 @@ def test_handles_of_hooks_whose_module_is_gone_are_sent(sides):
     sides.kernel["handles"] = [handle]
     assert sides.ship("handles") == ["handles"]
     sides.worker["handles"][0].remove()
+
+
+def test_a_handle_whose_module_is_gone_there_stays_that_of_the_module_here(sides):
+    model = nn.Linear(1, 1)
+    handle = model.register_forward_hook(lambda *values: None)
+    holder = types.SimpleNamespace(handle=handle)
+    sides.kernel.update(model=model, holder=holder)
+    sides.ship("model", "holder")
+    before = sides.snapshot("model", "holder", rebound=("model",))
+    sides.worker["model"] = nn.Linear(2, 1)
+    sides.worker["holder"].handle = sides.worker["model"].register_forward_hook(lambda *values: None)
+    assert not sides.bring_back(before)
+    handle.remove()
+    assert not model._forward_hooks
+    holder.handle.remove()
+    assert not sides.kernel["model"]._forward_hooks
 
 
 def test_large_values_stay_unless_wanted(sides):

@@ -39,6 +39,7 @@ from accel_nb.pool.sync.objects.object_kinds import (
 from accel_nb.pool.sync.objects.shared_ids import has_identity
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.objects.user_attributes import set_tensor_attributes, tensor_attributes
+from accel_nb.pool.sync.objects.user_hooks import is_hook_handle
 from accel_nb.pool.sync.reductions.iterators import is_iterator, is_plain_iterator
 from accel_nb.pool.sync.reductions.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.reductions.locks import is_lock
@@ -320,8 +321,8 @@ def _write_object(value: Any, content: ObjectAttributes) -> None:
     set_attributes(value, content.values, is_complete=content.is_complete)
 
 
-def _read_lock(value: Any) -> tuple[Any, Any]:
-    """Read nothing: it stays the notebook's, which threads there may have."""
+def _read_nothing(value: Any) -> tuple[Any, Any]:
+    """Read nothing: a lock stays the notebook's, which threads there may have, and a handle that of the same hook."""
     return type(value), ObjectAttributes({}, is_complete=False)
 
 
@@ -372,7 +373,8 @@ _KINDS = (
     ContentKind(is_generator, _read_generator, set_generator_state),
     ContentKind(is_loader, _read_loader, _write_loader),
     ContentKind(is_plain_object, _read_object, _write_object),
-    ContentKind(is_lock, _read_lock, _write_object),
+    ContentKind(is_lock, _read_nothing, _write_object),
+    ContentKind(is_hook_handle, _read_nothing, _write_object),
     ContentKind(_is_bare, _read_bare, _write_bare),
     ContentKind(_has_own_state, _read_state, set_object_state),
 )
