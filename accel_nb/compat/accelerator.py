@@ -27,7 +27,7 @@ from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.deepspeed.prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
-from accel_nb.compat.kwargs_records import HANDLER_NAMES
+from accel_nb.compat.kwargs_records import HANDLER_NAMES, REFUSED_HANDLERS
 from accel_nb.compat.option_records import (
     DataLoaderConfiguration,
     FullyShardedDataParallelPlugin,
@@ -145,7 +145,7 @@ class Accelerator(OwnAccelerator):
             parallelism_config=parallelism_config,
             **options,
         )
-        names = HANDLER_NAMES.values()
+        names = (*HANDLER_NAMES.values(), *REFUSED_HANDLERS)
         handlers = {type(item).__name__: item for item in kwargs_handlers or ()}
         vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in handlers.items()})
         self._plugin_options = chosen.as_options() if named_plugins else None

@@ -50,3 +50,6 @@ HANDLER_NAMES: Mapping[str, str] = {
     "AORecipeKwargs": "ao_recipe_handler",
 }
 """Attributes of an `Accelerator` by the class of the handler that they are."""
+
+REFUSED_HANDLERS = ("fp8_recipe_handler", "te_recipe_handler", "msamp_recipe_handler")
+"""Attributes for handlers that cannot be built here: always None, since programs read them."""

@@ -57,6 +57,7 @@ def test_an_accelerator_has_its_handlers() -> None:
     record = ProfileKwargs()
     accelerator = Accelerator(cpu=True, kwargs_handlers=[record])
     assert (accelerator.profile_handler, accelerator.ddp_handler) == (record, None)
+    assert accelerator.fp8_recipe_handler is accelerator.te_recipe_handler is accelerator.msamp_recipe_handler is None
     assert (accelerator.fp8_enabled, accelerator.deepspeed_config) == (False, {})
     assert not accelerator.state.fork_launched
 
