@@ -14,9 +14,10 @@ box = ipywidgets.VBox([slider, image])
 def test_widgets_change_in_place_and_their_observers_run_in_the_notebook(kernel):
     setup(kernel, MAKE + "seen = []\nslider.observe(lambda change: seen.append(change['new']), 'value')\nsame = slider")
     for _ in range(2):
-        done(
+        output = done(
             kernel, "slider.value += 2\nimage.value = bytes(image.value) + b'\\x01'\nbox.children = box.children[::-1]"
         )
+        assert not any("new object" in text for text in output.texts)
     assert kernel.value("(slider.value, bytes(image.value), seen, same is slider)") == (
         4,
         b"\x00\xff\x01\x01",

@@ -1,7 +1,7 @@
 """Random training loops end equal, told or refused on workers; never silently different, and never with another error.
 
-A hundred programs run by default, half of them on two and half on three workers. ``RANDOM_LOOPS=3000`` runs so many, each
-on both. One program, with its source: ``python -m tests.properties.run --cases 7 --source``.
+A hundred programs run by default, half of them on two and half on three workers. ``RANDOM_LOOPS=3000`` runs so many,
+each on both. One program, with its source: ``python -m tests.properties.run --cases 7 --source``.
 """
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ def read_case(name: str, text: str) -> Case:
     if found.get("runs", "always") != "always":
         raise ValueError(f"{name}: runs is always or left out, not {found['runs']!r}")
     cells = tuple(_read_cell(name, mark.strip(), source) for mark, source in zip(rest[::2], rest[1::2], strict=True))
+    if any("--cpus" in (cell.flags or "") for cell in cells):
+        raise ValueError(f"{name}: the number of workers is the test's, so no cell has --cpus")
     if all(cell.flags is None for cell in cells):
         raise ValueError(f"{name}: no cell begins with '# %% accelerate'")
     return Case(

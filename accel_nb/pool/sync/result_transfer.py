@@ -502,7 +502,8 @@ class ResultReceiver:
         self.rng = record.rng
         arrived = [path for path in paths if path not in errors and root_name(path) not in removed]
         failed = describe_failures(errors, "in the notebook")
-        replaced = {name: old for name, old in replaced.items() if name in arrived}
+        # A widget comes back as the notebook's own.
+        replaced = {name: old for name, old in replaced.items() if name in arrived and namespace.get(name) is not old}
         return AppliedResults(record.kept, arrived, removed, failed, replaced, items)
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ def train():
         model.counts[step] += loss.item()
 
 
-# %% accelerate --cpus 2
+# %% accelerate
 train()
 # %%
 losses.append(100.0)
@@ -60,10 +60,10 @@ table["more"] = 1
 offset[0] = 7
 settings.names.append("between")
 model.record = second
-# %% accelerate --cpus 2
+# %% accelerate
 train()
 model.record.steps += 10
 # %%
 counts[1] = 4.0
-# %% accelerate --cpus 2
+# %% accelerate
 train()

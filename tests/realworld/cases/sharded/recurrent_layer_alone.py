@@ -10,7 +10,7 @@ model = nn.LSTM(1, 5, 2, batch_first=True); lin = nn.Linear(5, 1)
 opt = torch.optim.Adam([*model.parameters(), *lin.parameters()], lr=0.01)
 x, y = torch.randn(32, 6, 1), torch.randn(32, 1)
 losses = []
-# %% accelerate --cpus 2 --strategy fsdp
+# %% accelerate --strategy fsdp
 for _ in range(4):
     opt.zero_grad()
     out, _ = model(x)

@@ -43,7 +43,7 @@ torch.manual_seed(0)
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x, y = torch.randn(8, 4), torch.randn(8, 2)
-# %% accelerate --cpus 2
+# %% accelerate
 import late
 
 for step in range(3):
@@ -56,7 +56,7 @@ for step in range(3):
 counting.COUNT += 10
 SEEN.append("between")
 record(7)
-# %% accelerate --cpus 2
+# %% accelerate
 ((model(x) - y) ** 2).mean().backward()
 optimizer.step()
 record(20)

@@ -29,7 +29,7 @@ class Plan:
 model, plan = nn.Linear(4, 2), Plan()
 x, y = torch.randn(8, 4), torch.randn(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-# %% accelerate --cpus 2
+# %% accelerate
 plan.rate = 0.05
 for _ in range(plan.total):
     optimizer.zero_grad()
@@ -38,7 +38,7 @@ for _ in range(plan.total):
 # %%
 plan.rate = 3.0
 SCALE = 4.0
-# %% accelerate --cpus 2
+# %% accelerate
 plan.rate = plan.total
 ((model(x) - y) ** 2).mean().backward()
 optimizer.step()

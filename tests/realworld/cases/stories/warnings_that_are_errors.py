@@ -27,17 +27,17 @@ def step(kind):
 
 
 warnings.simplefilter("error", UserWarning)
-# %% accelerate --cpus 2
+# %% accelerate
 step(UserWarning)
 step(FutureWarning)
 warnings.simplefilter("error", FutureWarning)
 # %%
 step(FutureWarning)
-# %% accelerate --cpus 2
+# %% accelerate
 step(FutureWarning)
 # %%
 warnings.filters[:] = filters
-# %% accelerate --cpus 2
+# %% accelerate
 step(FutureWarning)
 # %%
 step(UserWarning)
