@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.mesh import unravel
 from accel_nb.runtime.tensors.overlap import overwrite
+from accel_nb.runtime.tensors.versions import outside_inference_mode
 from accel_nb.runtime.torch_private import is_checked
 
 if TYPE_CHECKING:
@@ -347,7 +348,8 @@ def full_tensor(tensor: Any) -> Any:
     """
     if not is_sharded(tensor):
         return tensor
-    return require_reader()(tensor)
+    with outside_inference_mode():
+        return require_reader()(tensor)
 
 
 def whole_number_methods(problem: str | None = None) -> Iterator[tuple[type, str, Callable[[Any], Any]]]:

@@ -24,6 +24,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+from accel_nb.runtime.tensors.versions import outside_inference_mode
 
 _NO_VALUES = """
     __get__ __hash__ __len__ dim ndimension size numel nelement stride is_contiguous element_size data_ptr
@@ -86,7 +87,8 @@ class ShardedArithmetic:
         original = owner.__torch_function__  # torch disables it
 
         def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            with torch._C.DisableTorchFunctionSubclass():
+            # Inference mode forbids views of sharded tensors, and `flush` detects writes by versions.
+            with torch._C.DisableTorchFunctionSubclass(), outside_inference_mode():
                 return self._call(func, args, kwargs or {})
 
         owner.__torch_function__ = classmethod(torch_function)

@@ -1,6 +1,7 @@
-# A model and its average are called in inference mode before anything trains, and then between the epochs.
+# A model and its average are called in inference mode before anything trains, and then between the epochs, where the
+# state is copied too.
 # outcome: equal
-# compare: model, average, before, scores
+# compare: model, average, before, scores, states
 # runs: always
 # %%
 import torch
@@ -12,11 +13,13 @@ loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 average = torch.optim.swa_utils.AveragedModel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+states = []
 
 
 @torch.inference_mode()
 def evaluate(net):
     net.eval()
+    states.append({name: value.clone() for name, value in net.state_dict().items()})
     return sum((net(xb).argmax(1) == yb).sum().item() for xb, yb in loader)
 
 
