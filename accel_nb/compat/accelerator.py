@@ -9,7 +9,7 @@ import math
 import os
 import warnings
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -471,6 +471,10 @@ class Accelerator(OwnAccelerator):
         super().init_trackers(project_name, config, options)
         if has_objects and self._tracked.thread is not None:
             self._tracked.thread.wait_started()  # programs call methods of the objects that they have made
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
+        """Report values by name; None is no value, as of averages that have not begun, and is left out."""
+        super().log({name: value for name, value in values.items() if value is not None}, step, log_kwargs)
 
     def _tracked_step(self, step: int | None) -> int | None:
         """Return the step that trackers get: none if none is given, so that those that count values go on counting."""

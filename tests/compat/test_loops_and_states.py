@@ -212,7 +212,7 @@ def test_a_tracker_is_open_after_init_trackers_and_counts_itself() -> None:
     accelerator.init_trackers("run")
     tracker.log({"loss": 1.0})
     accelerator.log({"loss": 1.0})
-    accelerator.log({"loss": 1.0}, step=7)
+    accelerator.log({"loss": 1.0, "average": None}, step=7)
     accelerator.end_training()
     assert tracker.steps == [None, None, 7]
 
