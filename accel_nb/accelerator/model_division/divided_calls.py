@@ -37,6 +37,7 @@ from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnap
 from accel_nb.accelerator.model_division.reachable_state import find_other_trained
 from accel_nb.accelerator.model_division.related_outputs import RelatedOutputs
 from accel_nb.accelerator.model_division.row_layout import (
+    OWN_GRADIENTS,
     TRAINS_ITSELF,
     DivisionRefusal,
     Reduction,
@@ -244,11 +245,15 @@ class DividedCalls:
 
     def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, str | None]:
         """Return the rows of all ranks and None, or None and why there are none."""
+        code = BackwardCode()
         try:
-            return self._compute_rows(call, observe=observed), None
+            with code.observe():
+                rows = self._compute_rows(call, observe=observed)
         except _ResultMayDiffer as error:
             cause = error.__cause__
             return None, _SHAPES_DIFFER if cause is None else part_problem(cause)
+        # Weights that are divided are checked without gradients, where code may register no hooks on these.
+        return (None, OWN_GRADIENTS) if code.has_own_gradients else (rows, None)
 
     def _accept_read(self, layout: RowLayout, read: int, values: list[Any]) -> tuple[Any, ...]:
         """Return the accepted values of each read with that of this call, `ANY_VALUE` if it differs among ranks."""

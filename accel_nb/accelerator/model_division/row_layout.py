@@ -78,6 +78,7 @@ class DivisionRefusal:
 
 
 TRAINS_ITSELF = "its code runs a backward pass or steps an optimizer"
+OWN_GRADIENTS = "its code computes or reads gradients of its own"
 
 
 def part_problem(error: BaseException) -> str:
@@ -401,7 +402,7 @@ def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | 
     if whole.has_recomputation:
         return "`torch.utils.checkpoint` computes parts of it again"
     if whole.has_own_gradients:
-        return "its code computes or reads gradients of its own"
+        return OWN_GRADIENTS
     if not all(is_equal(whole.effects, part.effects, tolerance) for part in parts):
         return "it stores or prints values that depend on the batch"
     if whole.repeated_changes:
