@@ -27,7 +27,7 @@ _WARNING = re.compile(r"^(?:.*:\d+: )?\w*Warning: (?P<words>.*)$", re.MULTILINE)
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _OURS = re.compile(r"\b(workers?|ranks?|one device)\b|`--")
 _STAND_IN = re.compile(r"(\w+\.)+\w+: ")
-_OF_DIVISION = re.compile(r"share of the batch|batch (is|was) divided")
+_OF_DIVISION = re.compile(r"share of the batch|batch (is|was) divided|weights are divided among the workers: ")
 
 
 @dataclass
@@ -95,7 +95,7 @@ def remarks(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_refusal(output: Output) -> bool:
-    """Whether the error that ended a cell is one of accel_nb's, or comes with its line on the divided batch.
+    """Whether the error that ended a cell is one of accel_nb's, or comes with its line on the divided batch or weights.
 
     A PoolError also stands in for an error of a type that the kernel cannot rebuild; it then begins with that type.
     """

@@ -11,9 +11,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.prepare.preparer import is_prepared
-from accel_nb.accelerator.process.memory_release import is_out_of_memory
-from accel_nb.data.order import BatchShare
-from accel_nb.errors import AccelNbError, NanLossError
 from accel_nb.runtime.distributed.gradients import is_in_no_module, is_only_in_plain_modules
 from accel_nb.runtime.process.user_code import is_called_by_user, warn_at_user_line
 from accel_nb.runtime.world import World
@@ -22,25 +19,6 @@ ALTERNATIVES = (
     "`--batch per-worker` gives each worker a whole batch, one worker (`--strategy single --cpus 1`, or `--gpus 1`) "
     "computes what one device does"
 )
-_SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
-
-
-def explain_divided_batch(error: BaseException, share: BatchShare | None) -> str | None:
-    """Return a hint for an error that the division of a batch may have caused; None if it cannot be the cause.
-
-    ``share`` is this rank's share of the batch when the error was raised.
-    """
-    if share is None or share.is_whole or share.num_samples >= share.total_samples:
-        return None
-    if not isinstance(error, _SHAPE_ERRORS) or is_out_of_memory(error):
-        return None
-    if isinstance(error, AccelNbError) and not isinstance(error, NanLossError):
-        return None
-    return (
-        f"the batch was divided: this worker had {share.num_samples} of its {share.total_samples} samples. Code that "
-        "needs the whole batch, such as a hidden state of its size, a mean over selected samples or batch "
-        f"normalisation of two, fails on a share: {ALTERNATIVES}; drop_last=True leaves no short batch"
-    )
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.memory import memory_map, post_mortem
-from accel_nb.accelerator.plain_cells.cell_warnings import explain_divided_batch, warn_if_unprepared
+from accel_nb.accelerator.plain_cells.cell_warnings import warn_if_unprepared
+from accel_nb.accelerator.plain_cells.error_hints import explain_error
 from accel_nb.accelerator.plain_cells.unreachable_objects import release_unreachable
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
@@ -207,8 +208,8 @@ class CellProgram:
                 if isinstance(error, AccelNbError)
                 else self._shell.structured_traceback
             )
-            if (remark := explain_divided_batch(error, self._accelerators.last_share)) is not None:
-                lines = [*lines, remark]
+            if (hint := explain_error(error, self._accelerators.last_share)) is not None:
+                lines = [*lines, hint]
             report = make_error_report(error, lines, self._namespace)
             return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
         if request.is_partial:
