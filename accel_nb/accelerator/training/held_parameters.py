@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -26,7 +27,7 @@ class HeldParameters:
     """Puts right what a namespace holds of parameters outside of models, whenever a strategy has replaced these.
 
     The search includes containers, functions, and the attributes of modules and of objects and classes of the user.
-    Tuples are replaced by new ones, everything else is changed in place.
+    Tuples and weak references are replaced by new ones, everything else is changed in place.
     """
 
     def __init__(self, namespace: Callable[[], dict[str, Any]]) -> None:
@@ -105,6 +106,10 @@ class _Replacing:
     def _replace_parts(self, value: Any, depth: int) -> Any:
         if isinstance(value, list | deque | tuple | set | frozenset | dict):
             return self._replace_in_container(value, depth) if len(value) <= _MAX_CONTAINER else value
+        if type(value) is weakref.ref:
+            held = value()
+            new = self._replace(held, depth)
+            return value if new is held else weakref.ref(new, value.__callback__)
         if isinstance(value, types.FunctionType):
             if is_user_module(value.__module__):
                 self._replace_in_function(value, depth)

@@ -285,8 +285,13 @@ class Fsdp(Stepping):
         create_graph: bool = False,
         inputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Compute gradients of the scaled loss; they are averaged and divided in the backward pass."""
+        """Compute gradients of the scaled loss; they are averaged and divided in the backward pass.
+
+        Raises `MisuseError` with ``create_graph`` for gradients of weights, whose parts have no graph.
+        """
         if create_graph:
+            if inputs is None and self._models:
+                raise MisuseError(_NO_GRAPH)
             self.keep_graph()
         for part in self._models.values():
             written = part.find_lost_write()
@@ -477,6 +482,13 @@ class Fsdp(Stepping):
 
     def _whole(self, value: Tensor) -> Tensor:
         return sharded.gather_full(value, self._comm) if sharded.is_sharded(value) else value
+
+
+_NO_GRAPH = (
+    "backward(create_graph=True) would leave gradients of divided weights that have no graph, so a penalty on them "
+    "would have no effect: compute gradients of inputs by torch.autograd.grad(loss, inputs, create_graph=True), or "
+    "train with `--strategy ddp`, which holds whole weights"
+)
 
 
 def _refuse_complex(model: nn.Module) -> Refusal | None:

@@ -1,9 +1,10 @@
-# parameters of a model that a list, an object, a closure, a dict and a class of an earlier cell hold, under FSDP
+# parameters of a model that an earlier cell holds in a list, object, closure, dict, class and weak references, under FSDP
 # outcome: equal
 # runs: always
 # compare: model, seen, first, values, same
 # %%
 import functools
+import weakref
 from collections import namedtuple
 
 import torch
@@ -59,6 +60,7 @@ def scale(value, factor):
 
 model = nn.Sequential(Layer(4, 8), nn.ReLU(), nn.Linear(8, 3))
 params = list(model.parameters())
+references = [weakref.ref(value) for value in params]
 first = model[2].weight
 penalty, slotted = Penalty(model), Slotted()
 slotted.value = params[1]
@@ -75,6 +77,7 @@ seen = []
 def epoch():
     for x, y in loader:
         loss = F.cross_entropy(model(x), y) + 0.01 * penalty() + 0.001 * largest() + 0.1 * mean_of_bias(factor=2)
+        loss = loss + 0.01 * sum(reference().pow(2).mean() for reference in references)
         loss = loss + 0.01 * slotted.value.pow(2).sum() + 0.01 * Registry.held[0].pow(2).sum()
         opt.zero_grad()
         loss.backward()
@@ -88,6 +91,7 @@ epoch()
 same = [names[value] for value in model.parameters()] + [value in frozen for value in model.parameters()]
 # %%
 same += [one is other for one, other in zip(params, model.parameters())] + [first is model[2].weight]
+same += [reference() is value for reference, value in zip(references, params)]
 # %% accelerate --strategy fsdp
 model[0].rho.requires_grad_(False)
 epoch()
