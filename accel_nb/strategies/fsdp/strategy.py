@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.checkpoint.load import materialize
 from accel_nb.config.sections import FsdpOptions
-from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.errors import AccelNbError, ConfigError, MisuseError
 from accel_nb.precision.forward import cast_half_floats, forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
@@ -206,22 +206,30 @@ class Fsdp(Stepping):
         settings = unit_settings(model, options, policy, holding=holding, mesh=mesh, device=self._device)
         expert_mesh = None if self.groups is None else self.groups.expert_mesh
         plan = self._dimensions.plan_of(model)
-        return ShardedModel(
-            model,
-            units,
-            self._comm,
-            self._device,
-            *settings,
-            weights,
-            float8=options.float8_gather,
-            plan=plan.layers,
-            groups=self.groups,
-            stages=plan.stages,
-            micro_batches=self._dimensions.stages.micro_batches,
-            divides_sequences=self._dimensions.cp > 1,
-            experts=[submodule_at(model, name) for name in plan.experts],
-            expert_settings=expert_settings(settings[0], holding, expert_mesh) if expert_mesh is not None else None,
-        )
+        try:
+            return ShardedModel(
+                model,
+                units,
+                self._comm,
+                self._device,
+                *settings,
+                weights,
+                float8=options.float8_gather,
+                plan=plan.layers,
+                groups=self.groups,
+                stages=plan.stages,
+                micro_batches=self._dimensions.stages.micro_batches,
+                divides_sequences=self._dimensions.cp > 1,
+                experts=[submodule_at(model, name) for name in plan.experts],
+                expert_settings=expert_settings(settings[0], holding, expert_mesh) if expert_mesh is not None else None,
+            )
+        except AccelNbError:
+            raise
+        except (AttributeError, NotImplementedError, TypeError, ValueError) as error:  # of the user's own classes
+            reason = f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])}"
+            raise MisuseError(
+                f"PyTorch's fully_shard cannot divide a {type(model).__name__} ({reason}): train with `--strategy ddp`"
+            ) from error
 
     def _adapt(self, part: ShardedModel) -> None:
         """Register a divided model's other forward methods, and set its precision, by the options."""
