@@ -259,9 +259,12 @@ def _cell(line, text):
 def _session():
     return _ip.magics_manager.registry["AccelerateMagics"].session
 def _wait_warm():
-    # Wait as a first cell does, until the zygote has reported that it can fork.
-    started = time.perf_counter()
-    _session()._engine._await_zygote()
+    # Wait until the zygote has reported that it can fork.
+    started, session = time.perf_counter(), _session()
+    session.poll()
+    while session.status().state == "warming up":
+        time.sleep(0.001)
+        session.poll()
     return time.perf_counter() - started
 """
 

@@ -245,7 +245,7 @@ def _weights(report: Report, flags: str, address: str, where: str, quick: bool) 
 def _ranks_and_data(report: Report, flags: str) -> None:
     with loaded_kernel(f"{flags} --cpus 2") as kernel:
         kernel.run(_PLAIN)
-        pids = "_session()._engine.facts().pids"
+        pids = "_session().status().pids"
         sizes = f"{{rank: psutil.Process(pid).memory_full_info().uss / 1e6 for rank, pid in {pids}.items()}}"
         uss = {int(rank): size for rank, size in kernel.run("pass", sizes).items()}
     with loaded_kernel() as kernel:
