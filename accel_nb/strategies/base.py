@@ -502,6 +502,11 @@ LOST_WRITE = (
     "{name} is changed by the model's own code in its forward pass, which computes with a copy that was gathered for "
     "it: the change would be lost. Train with --strategy ddp, which holds whole weights"
 )
+NO_GRAPH = (
+    "backward(create_graph=True) would leave gradients that are divided among the workers and have no graph, so a "
+    "penalty on them would have no effect: compute gradients of inputs by torch.autograd.grad(loss, inputs, "
+    "create_graph=True), or train with `--strategy ddp`, which holds whole weights"
+)
 
 
 def _unchanged(state: Any) -> Any:

@@ -42,7 +42,16 @@ from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.tensors.transforms import is_in_transform
 from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copy_state, multiply_tensors
+from accel_nb.strategies.base import (
+    NO_GRAPH,
+    Bundle,
+    Capabilities,
+    Refusal,
+    StepOutcome,
+    Stepping,
+    copy_state,
+    multiply_tensors,
+)
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling
 
@@ -157,8 +166,13 @@ class Deepspeed(Stepping):
         create_graph: bool = False,
         inputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Compute gradients of the scaled loss."""
+        """Compute gradients of the scaled loss.
+
+        Raises `MisuseError` with ``create_graph`` unless ``inputs`` are given: gradients of weights have no graph.
+        """
         if create_graph:
+            if inputs is None and self._zeros:
+                raise MisuseError(NO_GRAPH)
             self.keep_graph()
         zeros = list(self._zeros.values())
         for zero in zeros:

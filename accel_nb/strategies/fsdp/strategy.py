@@ -34,6 +34,7 @@ from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
     LOST_WRITE,
+    NO_GRAPH,
     Bundle,
     Capabilities,
     OnReplaced,
@@ -295,11 +296,11 @@ class Fsdp(Stepping):
     ) -> None:
         """Compute gradients of the scaled loss; they are averaged and divided in the backward pass.
 
-        Raises `MisuseError` with ``create_graph`` for gradients of weights, whose parts have no graph.
+        Raises `MisuseError` with ``create_graph`` unless ``inputs`` are given: gradients of weights have no graph.
         """
         if create_graph:
             if inputs is None and self._models:
-                raise MisuseError(_NO_GRAPH)
+                raise MisuseError(NO_GRAPH)
             self.keep_graph()
         for part in self._models.values():
             written = part.find_lost_write()
@@ -490,13 +491,6 @@ class Fsdp(Stepping):
 
     def _whole(self, value: Tensor) -> Tensor:
         return sharded.gather_full(value, self._comm) if sharded.is_sharded(value) else value
-
-
-_NO_GRAPH = (
-    "backward(create_graph=True) would leave gradients of divided weights that have no graph, so a penalty on them "
-    "would have no effect: compute gradients of inputs by torch.autograd.grad(loss, inputs, create_graph=True), or "
-    "train with `--strategy ddp`, which holds whole weights"
-)
 
 
 def _refuse_complex(model: nn.Module) -> Refusal | None:

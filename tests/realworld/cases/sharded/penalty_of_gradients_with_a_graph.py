@@ -1,5 +1,5 @@
 # A penalty on the gradients of divided weights: without their graph it would have no effect, and nothing would fail.
-# outcome: refused would leave gradients of divided weights
+# outcome: refused would leave gradients that are divided
 # compare: model
 # %%
 import torch
