@@ -53,7 +53,6 @@ from accel_nb.runtime.process.built_accelerators import register_built_accelerat
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies import StrategyRegistry
-from accel_nb.strategies.base import LayerDividing
 from accel_nb.telemetry.events import EventSink
 
 T = TypeVar("T")
@@ -199,9 +198,8 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         return tuple(self.components.preparer.objects)
 
     def share_state(self) -> None:
-        """Add optimizer states that only other ranks have, without their values; every rank must call."""
-        if self._stepper.strategy.capabilities.divides_layers:
-            cast(LayerDividing, self._stepper.strategy).share_state()
+        """Complete the state before it is read, such as by entries that other ranks have; every rank must call."""
+        self._stepper.strategy.share_state()
 
     def sharded_tensors(self) -> list[Tensor]:
         """Return the sharded parameters and tensors of optimizer state, in the same order on every rank."""

@@ -96,7 +96,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "fsdp.sharded_model",
-        ("strategies/fsdp/sharded_model.py",),
+        ("strategies/fsdp/sharded_model.py", "strategies/fsdp/model_refusal.py"),
         (
             "torch.distributed._composable.contract",
             "torch.distributed._composable_state._get_module_state",
@@ -136,8 +136,13 @@ PRIVATE_USES = (
             "torch.nn.utils.stateless._functional_call",
             "Module._parameters",
             "Tensor._base",
-            "Tensor._version",
         ),
+    ),
+    PrivateUse(
+        "gathered_copies",
+        ("runtime/distributed/gathered_copies.py",),
+        ("torch._C._storage_Use_Count", "Tensor._version", "UntypedStorage._cdata"),
+        fallback="full tensors that a cell under strategy fsdp has gathered for views stay in memory until it ends",
     ),
     PrivateUse(
         "fsdp.float8_gather",
@@ -204,7 +209,6 @@ PRIVATE_USES = (
         ),
         ("state_dict._metadata",),
     ),
-    PrivateUse("tensor.gathered", ("runtime/distributed/sharded.py",), ("Tensor._version",)),
     PrivateUse(
         "optimizer.called",
         (
@@ -363,7 +367,7 @@ PRIVATE_USES = (
             "notebook/worker/program.py",
             "strategies/deepspeed/limits.py",
             "strategies/fsdp/divided_dimensions.py",
-            "strategies/fsdp/sharded_model.py",
+            "strategies/fsdp/model_refusal.py",
         ),
         ("torch._dynamo", "torch._inductor", "Module._compiled_call_impl", "OptimizedModule._orig_mod"),
     ),

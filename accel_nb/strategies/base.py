@@ -263,6 +263,10 @@ class Strategy(Protocol):
         """
         ...
 
+    def share_state(self) -> None:
+        """Complete the state before it is read, such as by entries that other ranks have; every rank must call."""
+        ...
+
     def hidden_bytes(self) -> tuple[int, int]:
         """Return this rank's bytes of gradients and of optimizer state that the objects' own tensors do not include."""
         ...
@@ -349,10 +353,6 @@ class LayerDividing(Protocol):
         """
         ...
 
-    def share_state(self) -> None:
-        """Add optimizer states that only ranks of other stages have, without their values; every rank must call."""
-        ...
-
 
 class GradientHolding(Protocol):
     """The further methods of a strategy whose ``capabilities.hides_gradients`` is set."""
@@ -376,6 +376,9 @@ class Stepping:
     def refusal(self, bundle: Bundle) -> Refusal | None:
         """Refuse nothing."""
         return None
+
+    def share_state(self) -> None:
+        """Do nothing: each rank has the state of what it holds."""
 
     def hidden_bytes(self) -> tuple[int, int]:
         """Return zeros: the objects' own tensors include all gradients and state."""

@@ -205,7 +205,11 @@ class PlainCells:
         functions.replace_all(torchscript.replacements())
         if self._stepper.world.size > 1:
             replace((Tensor,), "data", self._gradient_data.make_property)
-            functions.replace_all(metric_gathering.replacements(self._gathers_metrics, self._is_for_one_process))
+            functions.replace_all(
+                metric_gathering.replacements(
+                    self._gathers_metrics, self._is_for_one_process, writes_once=lambda: self._writes_once
+                )
+            )
             functions.replace_all(self._fresh_seeds.replacements())
         if self._writes_once:
             self._files.replace_writes(stack, functions, is_partial=is_partial)

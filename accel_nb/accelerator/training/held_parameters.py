@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.distributed.sharded import ParameterMemory, memory_layout, record_replaced
 from accel_nb.runtime.process.user_code import is_user_module, warn_at_user_line
 
@@ -105,7 +106,7 @@ class _Replacing:
 
     def _replace_parts(self, value: Any, depth: int) -> Any:
         if isinstance(value, list | deque | tuple | set | frozenset | dict):
-            return self._replace_in_container(value, depth) if len(value) <= _MAX_CONTAINER else value
+            return self._replace_in_container(value, depth)
         if type(value) is weakref.ref:
             held = value()
             new = self._replace(held, depth)
@@ -130,10 +131,11 @@ class _Replacing:
         return value
 
     def _replace_in_container(self, value: Any, depth: int) -> Any:
+        items = items_of(value, _MAX_CONTAINER)
         if isinstance(value, dict):
-            self.replace_items(value, depth)
+            if items:
+                self.replace_items(value, depth)
             return value
-        items = list(value)
         new = [self._replace(item, depth + 1) for item in items]
         if all(one is other for one, other in zip(items, new, strict=True)):
             return value

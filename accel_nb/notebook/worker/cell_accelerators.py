@@ -170,9 +170,10 @@ class CellAccelerators:
 
 
 def _find_sharded_values(comm: Communicator, known: Sequence[Tensor], values: Sequence[Any]) -> list[Tensor]:
-    """Return the gradients of ``known``, and other sharded tensors in values, if they are the same on all ranks."""
+    """Return gradients and attributes of ``known``, and sharded tensors in values, if all ranks have the same ones."""
     is_known = set(map(id, known))
     found = [tensor.grad for tensor in known if tensor.is_leaf and tensor.grad is not None]
+    found += [value for tensor in known for value in vars(tensor).values() if sharded.is_sharded(value)]
     found += [tensor for tensor in find_sharded_tensors(values) if id(tensor) not in is_known]
     first, *others = comm.all_gather_json([list(tensor.shape) for tensor in found])
     return found if all(shapes == first for shapes in others) else []

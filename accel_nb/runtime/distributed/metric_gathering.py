@@ -1,8 +1,9 @@
-"""Code that gathers from all ranks where torch.distributed is in use: metrics of libraries, and helpers of users.
+"""Code that asks whether torch.distributed is in use: metrics of libraries, helpers of users, and what saves on rank 0.
 
 If every rank reads whole batches, each has the metric of all samples already: gathering would count every sample once
 for each rank, and a rate that is scaled by the number of processes would be too high. The same is true of the
-statistics of ``nn.SyncBatchNorm``, which computes on GPUs only where torch.distributed is in use.
+statistics of ``nn.SyncBatchNorm``, which computes on GPUs only where torch.distributed is in use. And where every rank
+writes its own version of a file and reads it again, a library that writes on rank 0 alone must not skip the others.
 """
 
 from __future__ import annotations
@@ -17,23 +18,28 @@ import torch.distributed as dist
 
 METRIC_LIBRARIES = ("ignite", "monai", "torchmetrics", "vector_quantize_pytorch")
 """Libraries that gather metrics, or statistics of a batch, if torch.distributed is available and initialized."""
+_ASKS, _SAVES = "transformers.distributed.utils", "transformers.distributed.mixin"
+"""The module of transformers that asks for others, and the one that decides which ranks save a model."""
 _NORMS = "torch.nn.modules.batchnorm"
 
 
 def replacements(
-    gathers: Callable[[], bool], is_users: Callable[[str], bool]
+    gathers: Callable[[], bool], is_users: Callable[[str], bool], writes_once: Callable[[], bool]
 ) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     """Yield the functions to replace, so that torch.distributed is in use only where ``gathers()`` returns True.
 
     This applies to libraries of metrics, to batch normalisation, and to the modules for whose names ``is_users``
-    returns True.
+    returns True. To code that saves on rank 0 it is not in use where ``writes_once()`` returns True.
     """
     for name in ("is_available", "is_initialized"):
-        yield dist, name, functools.partial(_wrap, gathers, is_users)
+        yield dist, name, functools.partial(_wrap, gathers, is_users, writes_once)
 
 
 def _wrap(
-    gathers: Callable[[], bool], is_users: Callable[[str], bool], original: Callable[[], bool]
+    gathers: Callable[[], bool],
+    is_users: Callable[[str], bool],
+    writes_once: Callable[[], bool],
+    original: Callable[[], bool],
 ) -> Callable[[], bool]:
     @functools.wraps(original)
     def is_in_use() -> bool:
@@ -42,6 +48,8 @@ def _wrap(
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if not original():
             return False
+        if caller == _ASKS and sys._getframe(2).f_globals.get("__name__") == _SAVES:
+            return not writes_once()
         is_alone = caller == _NORMS or caller.partition(".")[0] in METRIC_LIBRARIES or is_users(caller)
         return not is_alone or gathers()
 

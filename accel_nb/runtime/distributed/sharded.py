@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from accel_nb.runtime.distributed.communicator import Communicator
+    from accel_nb.runtime.distributed.gathered_copies import GatheredCopies
 
 _DONE = -1
 
@@ -41,8 +41,8 @@ _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_te
 _ranks_of_meshes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _meshes_of_ranks: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
-_gathered: Any = None
-"""By tensor of a state dict that was gathered: the parameter, by weak reference, and the tensor's version then."""
+_copies: GatheredCopies | None = None
+"""The full tensors that the code of the last cell has gathered to take views of them; None where it gathers none."""
 
 _replaced: Any = None
 """By parameter, what has replaced it in its model."""
@@ -111,22 +111,15 @@ def memory_layout(tensor: Any) -> Any:
     return (storage, tensor.storage_offset(), tensor.shape, tensor.stride()) if storage and tensor.numel() else None
 
 
-def record_gathered(whole: Any, parameter: Any) -> None:
-    """Record that a tensor is a parameter of a state dict, which shares the parameter's memory on one device."""
-    global _gathered
-    if _gathered is None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
-        _gathered = WeakIdKeyDictionary()
-    _gathered[whole] = weakref.ref(parameter), whole._version
+def record_copies(copies: GatheredCopies | None) -> None:
+    """Record the full tensors that the code of a cell gathers to read and write them, for `copies`."""
+    global _copies
+    _copies = copies
 
 
-def gathered_from(tensor: Any) -> Any:
-    """Return the parameter that `record_gathered` was called with; None if the tensor was changed since."""
-    if _gathered is None or not _is_tensor(tensor):
-        return None
-    held, version = _gathered.get(tensor, (None, 0))
-    return held() if held is not None and tensor._version == version else None
+def copies() -> GatheredCopies | None:
+    """Return the argument of the last `record_copies`."""
+    return _copies
 
 
 def latest(value: Any) -> Any:

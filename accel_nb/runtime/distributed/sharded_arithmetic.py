@@ -8,21 +8,21 @@ tensors stay sharded where torch's own operation is right, and are gathered wher
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.gathered_copies import GatheredCopies
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 from accel_nb.runtime.tensors.versions import outside_inference_mode
 
@@ -50,24 +50,13 @@ _WRITING = """
 """
 
 
-@dataclass
-class _Gathered:
-    """A full tensor of which code holds views, to which it may write."""
-
-    target: Any
-    whole: Tensor
-    version: int
-    views: list[weakref.ref[Tensor]]
-
-
 class ShardedArithmetic:
     """Computes operations on sharded tensors as on one device; every rank must make the same calls.
 
     With ``problem`` no tensor is gathered: `MisuseError` with this text is raised instead.
 
-    If code writes into a view of a tensor that was gathered for it, the values are copied into the parts by `flush`,
-    which is called before each operation on sharded tensors and before calls of modules, and must be called before
-    optimizer steps.
+    Views of a tensor that was gathered for them are kept equal to it, see `GatheredCopies`: what code has written into
+    them is copied into the parts before each operation on sharded tensors, calls of modules and optimizer steps.
     """
 
     def __init__(self, comm: Communicator, problem: str | None = None) -> None:
@@ -77,8 +66,7 @@ class ShardedArithmetic:
         self._random = frozenset(_RANDOM.split())
         self._of_whole = frozenset(_OF_WHOLE.split()) | self._random
         self._writing = frozenset(_WRITING.split())
-        self._gathered: list[_Gathered] = []
-        self._module_hook: Any = None
+        self._copies = GatheredCopies(comm)
 
     @contextmanager
     def enabled(self) -> Iterator[ShardedArithmetic]:
@@ -87,30 +75,24 @@ class ShardedArithmetic:
         original = owner.__torch_function__  # torch disables it
 
         def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # Inference mode forbids views of sharded tensors, and `flush` detects writes by versions.
+            # Inference mode forbids views of sharded tensors, and writes into copies are detected by versions.
             with torch._C.DisableTorchFunctionSubclass(), outside_inference_mode():
                 return self._call(func, args, kwargs or {})
 
         owner.__torch_function__ = classmethod(torch_function)
+        if (earlier := sharded.copies()) is not None:
+            self._copies.resume(earlier)
+        sharded.record_copies(self._copies if self._problem is None else None)
+        before = register_optimizer_step_pre_hook(lambda *_: self._copies.write_back())
+        after = register_optimizer_step_post_hook(lambda *_: self._copies.refresh())
         try:
             yield self
+            self._copies.refresh()
         finally:
             owner.__torch_function__ = original
-            self.flush(forget=True)
-
-    @torch.no_grad()
-    def flush(self, *, forget: bool = False) -> None:
-        """Copy values that were written into views of full tensors into the parts; ``forget`` ignores later writes."""
-        for entry in self._gathered:
-            if entry.whole._version != entry.version:
-                entry.version = entry.whole._version
-                sharded.copy_into(entry.target, entry.whole)
-        self._gathered = [
-            item for item in self._gathered if not forget and any(view() is not None for view in item.views)
-        ]
-        if not self._gathered and self._module_hook is not None:
-            self._module_hook.remove()
-            self._module_hook = None
+            before.remove()
+            after.remove()
+            self._copies.close()
 
     def _call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
@@ -118,13 +100,16 @@ class ShardedArithmetic:
             return _copy_deeply(func, args[0], args[1])
         if name in self._native or (name == "__set__" and _is_sharded_or_none(args[1])):
             return func(*args, **kwargs)
-        if self._gathered:
-            self.flush()
+        self._copies.write_back()
         if args and isinstance(args[0], list | tuple) and name.startswith("_"):  # of optimizers: `_foreach_mul_`
-            return self._call_lists(func, name, args, kwargs)
+            result = self._call_lists(func, name, args, kwargs)
+            self._copies.refresh()
+            return result
         tensors = list(find_tensors([args, kwargs]))
         if tensors and (name in self._writing or (name.endswith("_") and not name.startswith("__"))):
-            return self._write(func, name, tensors, args, kwargs)
+            result = self._write(func, name, tensors, args, kwargs)
+            self._copies.refresh()
+            return result
         is_plain = any(not isinstance(tensor, DTensor) and tensor.dim() for tensor in tensors)
         has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if not (is_plain or has_gradient or name in self._of_whole):
@@ -200,11 +185,8 @@ class ShardedArithmetic:
         values = map_tensors(gather, [list(args), kwargs])
         result = func(*values[0], **values[1])
         for target, whole in gathered:
-            views = [weakref.ref(found) for found in find_tensors(result) if found is whole or found._base is whole]
-            if views:
-                self._gathered.append(_Gathered(target, whole, whole._version, views))
-                if self._module_hook is None:
-                    self._module_hook = register_module_forward_pre_hook(lambda *_: self.flush())
+            if isinstance(result, numpy.ndarray) or any(_is_view(found, whole) for found in find_tensors(result)):
+                self._copies.add(target, whole, has_arrays=isinstance(result, numpy.ndarray))
         return result
 
     def _gather(self, tensor: Tensor) -> Tensor:
@@ -254,6 +236,11 @@ def _is_by_element(result: Any, tensor: Tensor) -> bool:
 def _is_partial(tensor: Tensor) -> bool:
     """Return whether the parts of a tensor are still to be added up."""
     return isinstance(tensor, DTensor) and any(place.is_partial() for place in tensor.placements)
+
+
+def _is_view(result: Tensor, whole: Tensor) -> bool:
+    """Return whether a result is in the memory of a full tensor."""
+    return result is whole or result._base is whole
 
 
 def _is_sharded_or_none(value: Any) -> bool:

@@ -35,6 +35,7 @@ from accel_nb.strategies.deepspeed.plain_modules import (
     remove_attributes,
 )
 from accel_nb.strategies.deepspeed.whole_gradients import WholeGradients
+from accel_nb.strategies.deepspeed.whole_states import WholeStates
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 
 
@@ -58,6 +59,7 @@ class ZeroModel:
         self.settings = settings
         self.has_gradients = False
         self.passes = Passes()
+        self.states = WholeStates()
         self._is_stepped = False
         # Bytes of gradients when the last window closed.
         self.gradient_bytes = 0
@@ -254,6 +256,7 @@ class ZeroModel:
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
         self._zero.step()
+        self.states.warn_of_step()
         self._zero_sums()
         self._is_stepped = True
         self._state.show_after_step()
@@ -337,6 +340,7 @@ class ZeroModel:
 
     def reload_changed_weights(self) -> None:
         """Update DeepSpeed's copies of the weights if other code has changed the weights; every rank must call."""
+        self.states.write_back()
         if self._version() == self._versions:
             return
         if self._stage == 3 and self._zero.persistent_parameters:

@@ -272,6 +272,11 @@ class Deepspeed(Stepping):
             zero.drop_gradients()
         return "ran" if ran else "skipped"
 
+    def share_state(self) -> None:
+        """Copy what was written into values of state dicts into the weights; every rank must call."""
+        for zero in self._zeros.values():
+            zero.states.write_back()
+
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state; of each sharded tensor this rank's rows, as a `Slice`."""
         for zero in self._zeros_of(bundle):
@@ -464,10 +469,12 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
 
         Between steps a sharded parameter is empty, and would be saved empty. ``keep_vars`` returns them unchanged.
         """
+        zero.states.write_back()
         state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
             if sharded.is_sharded(value) and not keep_vars:
                 state[name] = sharded.full_tensor(value)
+                zero.states.add(value, state[name])
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:

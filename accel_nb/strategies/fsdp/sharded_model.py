@@ -8,7 +8,8 @@ uses of undocumented parts of `fully_shard` are in this file.
 from __future__ import annotations
 
 import copy
-import inspect
+import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed import _composable_state, distributed_c10d
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import fully_shard
@@ -30,6 +30,7 @@ from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
 from accel_nb.runtime.distributed.token_exchange import TokenExchange
+from accel_nb.runtime.process.user_code import is_user_module
 from accel_nb.runtime.tensors.instance_patching import (
     PLAIN_CLASS,
     patch_instance,
@@ -38,7 +39,6 @@ from accel_nb.runtime.tensors.instance_patching import (
     without_class_check,
 )
 from accel_nb.runtime.tensors.module_paths import submodule_at
-from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.context_parallel.divided_sequences import BlockCopies, SequenceDivision
 from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
@@ -208,6 +208,7 @@ class ShardedModel:
                 if place.original.grad is not None and not sharded.is_absent(now):
                     now.grad = sharded.shard_like(now, sharded.own_part(now, place.original.grad).clone())
                 place.original.grad = None
+                vars(now).update(_attributes_of(place.original))
                 place.original.data = place.original.data.new_empty(0)
                 sharded.record_replaced(place.original, now)
 
@@ -380,6 +381,11 @@ class ShardedModel:
                     sharded.shard_like(now, torch.zeros_like(sharded.local_part(now))) if now.grad is None else now.grad
                 )
                 original.grad = sharded.gather_full(gradient, self._comm)
+            for name in _attributes_of(original).keys() - vars(now).keys():
+                delattr(original, name)
+            for name, value in _attributes_of(now).items():
+                whole = sharded.gather_full(value, self._comm) if sharded.is_sharded(value) else value
+                setattr(original, name, whole)
             back[id(now)] = original
             sharded.record_replaced(now, original)
         if self.float8 is not None:
@@ -505,53 +511,10 @@ class ShardedModel:
             value.data = value.data.to(device)
 
 
-def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
-    """Return why a model cannot be divided; None if it can."""
-    empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
-    if empty is not None and weights is None:
-        return Refusal(
-            f"{empty} of the {type(model).__name__} has no values (it is on the meta device)",
-            "load its weights before preparing it, or name the safetensors to fill it from with fsdp.weights",
-        )
-    single = next((name for name, value in model.named_parameters() if value.dim() == 0), None)
-    if single is not None and "ignored_params" not in inspect.signature(fully_shard).parameters:
-        return Refusal(
-            f"{single} of the {type(model).__name__} is a single number, which this PyTorch cannot divide",
-            "give it one dim, as in nn.Parameter(torch.ones(1)), or use PyTorch 2.7 or newer",
-        )
-    hooked = next(
-        (
-            name
-            for name, value in model.named_parameters()
-            if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None)
-        ),
-        None,
-    )
-    if hooked is not None:
-        return Refusal(
-            f"{hooked} of the {type(model).__name__} has a hook on its gradient, of which each rank gets a part only",
-            "remove the hook, or train with --strategy ddp, which holds copies",
-        )
-    if isinstance(model, nn.ModuleList | nn.ModuleDict) and type(model).forward is nn.Module.forward:
-        return Refusal(
-            f"a {type(model).__name__} is not called itself, and parameters are gathered when a model is called",
-            "make it a part of a module with a forward, or train with --strategy ddp, which holds copies",
-        )
-    sets_elsewhere = type(model).__setattr__ is not nn.Module.__setattr__
-    if sets_elsewhere and not isinstance(model, OptimizedModule | nn.RNNBase) and any(True for _ in model.parameters()):
-        return Refusal(
-            f"{type(model).__name__} passes attributes that are set on it to another module, and FSDP2 sets attributes "
-            "on what it divides",
-            "prepare the module inside of it (leave out fabric.setup, if it is Lightning Fabric's), "
-            "or train with --strategy ddp",
-        )
-    sparse = next((name for name, part in model.named_modules() if getattr(part, "sparse", None) is True), None)
-    if sparse is not None:
-        return Refusal(
-            f"{sparse or type(model).__name__} has sparse gradients, which cannot be divided",
-            "make it with sparse=False, or train with --strategy ddp, which holds copies",
-        )
-    return None
+def _attributes_of(parameter: nn.Parameter) -> dict[str, Any]:
+    """Return the attributes that code has set on a parameter, without those of torch and of this package."""
+    hidden = ("_accel_nb", "_fsdp", "_is_param")
+    return {name: value for name, value in vars(parameter).items() if not name.startswith(hidden)}
 
 
 def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
@@ -567,7 +530,22 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
         _drop_hooks(part, ("_load_state_dict_post_hooks",))
     for group in _groups_of(_state_of(unit)):
         adapt_group(group, unit)
+    unit.register_forward_pre_hook(_require_process(os.getpid()), prepend=True)
     patch_instance(unit, _methods_over(plain), plain)
+
+
+def _require_process(pid: int) -> Callable[[nn.Module, Any], None]:
+    """Return a hook that raises `MisuseError` in other processes, where a gather would wait for ever."""
+
+    def check(module: nn.Module, arguments: Any) -> None:
+        if os.getpid() != pid:
+            raise MisuseError(
+                f"a {type(module).__name__} is called in another process than that of its rank, such as one of a "
+                "DataLoader, where the parts of its weights cannot be gathered: use num_workers=0, or train with "
+                "`--strategy ddp`, which leaves weights whole"
+            )
+
+    return check
 
 
 def _call_with(unit: nn.Module, gather: Float8Gather) -> None:
@@ -610,10 +588,16 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
         return plain.named_parameters(self, *args, **kwargs)
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the parameters: whole where all ranks read together, as in a plain cell, else sharded."""
+        """Return the sharded parameters; where all ranks read together, whole ones to the code of libraries.
+
+        On one device the values are in the memory of the parameters, as sharded ones are here. Libraries read values by
+        their memory: theirs are whole, and kept equal to the parameters. So are those of code that computes with no
+        sharded tensors.
+        """
         _reshard_idle(self)
         state = plain.state_dict(self, *args, **kwargs)
-        if sharded.can_read_full() and not args and kwargs.get("destination") is None:
+        computes = sharded.copies() is not None and is_user_module(sys._getframe(1).f_globals.get("__name__"))
+        if sharded.can_read_full() and not computes and not args and kwargs.get("destination") is None:
             make_whole(self, state)
         return state
 
@@ -693,5 +677,6 @@ def _drop_hooks(module: nn.Module, names: Iterable[str]) -> None:
 
 
 def _is_of_wrapper(hook: Any) -> bool:
-    """Return whether a hook is one of `fully_shard` or of a `Pipeline`, which no copy of a model has."""
-    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith((_SOURCE, Pipeline.__module__))
+    """Return whether a hook is of `fully_shard`, a `Pipeline` or this module: no copy of a model has it."""
+    module = str(getattr(getattr(hook, "hook", hook), "__module__", ""))
+    return module.startswith((_SOURCE, Pipeline.__module__, __name__))

@@ -17,20 +17,20 @@ from accel_nb.runtime.tensors.state_tree import map_state
 
 
 def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
-    """Replace the sharded tensors of a model's state dict by whole ones, which `divided_state` recognizes."""
-    here = dict(model.named_parameters(remove_duplicate=False))
+    """Replace the sharded tensors of a model's state dict by whole ones; names of one parameter have the same one."""
+    parameters, copies = dict(model.named_parameters(remove_duplicate=False)), sharded.copies()
+    made: dict[int, Any] = {}
     for name, value in state.items():
-        state[name] = whole = sharded.full_tensor(value)
-        if whole is not value and name in here:
-            sharded.record_gathered(whole, here[name])
+        key = id(parameters.get(name, value))
+        if key not in made:
+            made[key] = sharded.full_tensor(value)
+            if copies is not None and made[key] is not value:
+                copies.add(value, made[key], has_arrays=False)
+        state[name] = made[key]
 
 
 def divided_state(model: nn.Module, state: Any) -> Any:
-    """Return a state dict whose whole tensors are sharded as the model's parameters are.
-
-    A tensor that the model's own state dict had, and that was not changed since, is the parameter itself on one device:
-    in its place is the parameter as it is now.
-    """
+    """Return a state dict whose whole tensors are sharded as the model's parameters are."""
     here = dict(model.named_parameters(remove_duplicate=False))
     result = OrderedDict((name, _divided(here.get(name), value)) for name, value in state.items())
     if hasattr(state, "_metadata"):
@@ -41,8 +41,6 @@ def divided_state(model: nn.Module, state: Any) -> Any:
 def _divided(parameter: Any, value: Any) -> Any:
     if not sharded.is_sharded(parameter) or sharded.is_sharded(value) or value.shape != parameter.shape:
         return value
-    if sharded.gathered_from(value) is parameter:
-        return parameter.detach()
     return sharded.shard_like(parameter, sharded.own_part(parameter, value))
 
 

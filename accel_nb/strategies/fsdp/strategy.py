@@ -47,8 +47,9 @@ from accel_nb.strategies.base import (
 )
 from accel_nb.strategies.fsdp.divided_dimensions import DividedDimensions, describe_divided
 from accel_nb.strategies.fsdp.local_step import step_on_parts
+from accel_nb.strategies.fsdp.model_refusal import find_refusal
 from accel_nb.strategies.fsdp.optimizer_parameters import replace_parameters
-from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal
+from accel_nb.strategies.fsdp.sharded_model import ShardedModel
 from accel_nb.strategies.fsdp.sharded_state import (
     groups_and_state,
     own_part_of,

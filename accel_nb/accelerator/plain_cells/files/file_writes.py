@@ -42,7 +42,7 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
     is_database,
     is_path,
 )
-from accel_nb.accelerator.plain_cells.files.library_files import FileFunction, imported_functions
+from accel_nb.accelerator.plain_cells.files.library_files import SAFETENSORS, FileFunction, imported_functions
 from accel_nb.accelerator.plain_cells.files.shared_files import SharedFiles
 from accel_nb.runtime.process.temporary_files import make_temporary_folder
 
@@ -104,14 +104,15 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
 
 def library_replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
     """Yield the functions to patch of the `LIBRARIES` that this process has imported, as `replacements` does."""
-    hdf5, safetensors = sys.modules.get("h5py"), sys.modules.get("safetensors.torch")
+    hdf5 = sys.modules.get("h5py")
     if hdf5 is not None and hasattr(hdf5, "File"):  # it may still be importing its own modules
         yield hdf5.File, "__init__", files.make_hdf5_init
     for function in imported_functions():
         yield function.owner(), function.own_name, functools.partial(files.make_of_library, function)
-    if safetensors is not None and hasattr(safetensors, "serialize_file"):
-        save = files.rename_after if isinstance(files, SharedFiles) else files.write_to
-        yield safetensors, "serialize_file", functools.partial(save, 1, "filename")
+    save = files.rename_after if isinstance(files, SharedFiles) else files.write_copy
+    for module in filter(None, map(sys.modules.get, SAFETENSORS)):
+        if hasattr(module, "serialize_file"):
+            yield module, "serialize_file", functools.partial(save, 1, "filename")
 
 
 def _with_holders(owner: Any, name: str, make: Make) -> Iterator[tuple[Any, str, Make]]:

@@ -45,10 +45,16 @@ _FUNCTIONS = (
     FileFunction("pyarrow.parquet", "ParquetFile.__init__", "read", 1, "source"),
     FileFunction("pyarrow.parquet", "ParquetWriter.__init__", "write", 1, "where"),
     FileFunction("pyarrow.parquet", "read_table", "read", 0, "source"),
+    FileFunction("safetensors", "safe_open", "read", 0, "filename"),
+    FileFunction("safetensors.numpy", "safe_open", "read", 0, "filename"),
+    FileFunction("safetensors.torch", "safe_open", "read", 0, "filename"),
 )
 """A library's functions that read are here if those that write are: ranks read what they have written."""
 
-LIBRARIES = frozenset({"h5py", "safetensors.torch", *(function.module for function in _FUNCTIONS)})
+SAFETENSORS = ("safetensors.numpy", "safetensors.torch")
+"""The modules that write safetensors by a ``serialize_file`` of their own."""
+
+LIBRARIES = frozenset({"h5py", *SAFETENSORS, *(function.module for function in _FUNCTIONS)})
 """The modules with functions that are redirected."""
 
 

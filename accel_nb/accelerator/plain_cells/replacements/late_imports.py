@@ -48,7 +48,7 @@ class _Finder(MetaPathFinder):
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)  # another observer may have removed it
             original(module)
             self._on_import()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from accel_nb.accelerator.plain_cells.replacements.late_imports import observed_imports
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -39,8 +39,28 @@ def adapt_to_sharding(
     if sharded.has_distributed_tensors():
         from accel_nb.runtime.distributed.sharded_arithmetic import ShardedArithmetic
 
-        arithmetic = stack.enter_context(ShardedArithmetic(comm, problem).enabled())
-        stack.callback(register_optimizer_step_pre_hook(lambda *_: arithmetic.flush(forget=True)).remove)
+        stack.enter_context(ShardedArithmetic(comm, problem).enabled())
+    replace_safetensors = functools.partial(_replace_safetensors, replace)
+    stack.enter_context(observed_imports({_SAFETENSORS}, replace_safetensors))
+    replace_safetensors()
+
+
+def _replace_safetensors(replace: Replace) -> None:
+    """Replace the functions of safetensors that read tensors by their memory."""
+    module = sys.modules.get(_SAFETENSORS)
+    for name in ("save", "save_file"):
+        if module is not None and hasattr(module, name):
+            replace((module,), name, _with_whole_tensors)
+
+
+def _with_whole_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensors, dict):
+            tensors = {name: sharded.full_tensor(value) for name, value in tensors.items()}
+        return original(tensors, *args, **kwargs)
+
+    return save
 
 
 def _refuse_functional_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,6 +115,7 @@ def _gradients_refusal() -> MisuseError:
     return MisuseError(_REFUSED.format(what="torch.autograd.grad with respect to parameters", why=_IN_PARTS))
 
 
+_SAFETENSORS = "safetensors.torch"
 _IN_STAGES = (
     "the code computes with parameters or gradients of a model in stages, of which each worker holds some: do it after "
     "the cell, use clip_grad_norm_ for the norm of gradients, or train with --pp 1"

@@ -43,6 +43,7 @@ def replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         (torch.fx.Tracer, "trace", 1),
     ):
         yield owner, name, functools.partial(_compile_plain_model, position=position)
+    yield torch.jit, "script", _refuse_sharded
 
 
 def _compile_plain_model(original: Callable[..., Any], position: int) -> Callable[..., Any]:
@@ -56,12 +57,27 @@ def _compile_plain_model(original: Callable[..., Any], position: int) -> Callabl
         model = args[position] if len(args) > position else None
         if not isinstance(model, nn.Module):
             return original(*args, **kwargs)
-        if any(map(sharded.is_sharded, model.parameters())):
-            raise MisuseError(
-                f"{original.__module__}.{original.__name__} of a {type(model).__name__} needs whole parameters, of "
-                "which each worker holds a part: call it in a cell without workers, after this one"
-            )
+        _require_whole(original, model)
         is_prepared = plain_class(model) is not type(model)
         return original(*args[:position], plain_view(model) if is_prepared else model, *args[position + 1 :], **kwargs)
 
     return compile_plainly
+
+
+def _refuse_sharded(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def script(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], nn.Module):
+            _require_whole(original, args[0])
+        return original(*args, **kwargs)
+
+    return script
+
+
+def _require_whole(compile_model: Callable[..., Any], model: nn.Module) -> None:
+    """Raise `MisuseError` if a model that is to be compiled is sharded."""
+    if any(map(sharded.is_sharded, model.parameters())):
+        raise MisuseError(
+            f"{compile_model.__module__}.{compile_model.__name__} of a {type(model).__name__} needs whole parameters, "
+            "of which each worker holds a part: call it in a cell without workers, after this one"
+        )

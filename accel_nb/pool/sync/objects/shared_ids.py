@@ -13,7 +13,7 @@ from accel_nb.pool.sync.objects.module_hooks import FLAGS, HOOKS
 from accel_nb.pool.sync.objects.object_kinds import is_module, is_optimizer, is_plain_array, is_tensor, parameters_of
 from accel_nb.pool.sync.objects.shared_memory import MemorySpan, SharedMemory, layout_of, span_of
 from accel_nb.pool.sync.objects.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
-from accel_nb.runtime.distributed.sharded import is_sharded
+from accel_nb.runtime.distributed.sharded import copies, full_shape, is_sharded
 
 SharedId = tuple[str, str, str]
 """The id of an object that both sides hold: (kind, path from a name, path below it in a module or attribute)."""
@@ -134,7 +134,21 @@ def shared_ids(objects: Mapping[str, Any], held: Mapping[str, OptimizerParts] | 
                 if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a name of a part of the state
                     ids[id(tensor)] = "state", name, part[0]
                     owners.append(tensor)
-    return SharedObjects(ids, owners)
+    return _with_copies(SharedObjects(ids, owners))
+
+
+def _with_copies(objects: SharedObjects) -> SharedObjects:
+    """Return objects and, with the ids of sharded tensors, the full ones that were gathered for views of these."""
+    held = copies()
+    if held is None:
+        return objects
+    found = SharedObjects(objects, objects.owners.values())
+    for whole, target in held.used():
+        span = span_of(target)
+        owner, offset = (None, 0) if span is None else objects.find_owner(span) or (None, 0)
+        if owner is not None and offset == 0 and full_shape(owner) == full_shape(target):
+            found[id(whole)], found.owners[id(whole)] = objects[id(owner)], whole
+    return found
 
 
 def optimizer_parts(optimizer: Any) -> OptimizerParts:

@@ -18,6 +18,9 @@ _TORCH_ATTRIBUTES = frozenset(
     }
 )  # fmt: skip
 
+_OF_TENSORS = ("_accel_nb", "_fsdp", "_is_param")
+"""Beginnings of the names of attributes that this package and torch set on parameters."""
+
 OPTIMIZER_PREFIXES = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
 """Beginnings of the names of attributes that torch sets on optimizers."""
 _OPTIMIZER_ATTRIBUTES = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
@@ -89,7 +92,7 @@ def tensor_attributes(tensor: Any) -> dict[str, Any]:
     own = vars(tensor)
     if "__getstate__" in own:  # set by a training engine that keeps attributes of its own on parameters
         own = own["__getstate__"]()
-    return {name: value for name, value in own.items() if not name.startswith("_accel_nb")}
+    return {name: value for name, value in own.items() if not name.startswith(_OF_TENSORS)}
 
 
 def set_tensor_attributes(tensor: Any, own: Mapping[str, Any]) -> None:

@@ -103,7 +103,7 @@ from accel_nb.pool.sync.reductions.tensor_reduction import (
 from accel_nb.pool.sync.reductions.weak_collections import is_weak_collection, reduce_weak_collection
 from accel_nb.pool.sync.reductions.widgets import is_widget, reduce_widget
 from accel_nb.pool.sync.stream.small_data import Checksums
-from accel_nb.runtime.distributed.sharded import can_read_full, full_tensor, gathered_from, is_sharded
+from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import buffer_at, parameter_at, submodule_at
 
@@ -319,10 +319,6 @@ class Pickler(cloudpickle.Pickler):
             return reduce_memory_view(obj)
         if not is_tensor(obj):
             return None
-        if (parameter := gathered_from(obj)) is not None and can_read_full():
-            if (view := reduce_sharded_view(parameter.detach(), self._blocks)) is not None:
-                return view
-            return reduce_tensor(full_tensor(parameter), self._blocks, omits_gradient=True)
         if is_sharded(obj):
             return self._reduce_sharded(obj)
         torch = sys.modules["torch"]

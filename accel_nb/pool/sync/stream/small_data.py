@@ -15,7 +15,7 @@ from accel_nb.pool.sync.objects.object_kinds import is_plain_array
 from accel_nb.pool.sync.objects.shared_ids import SharedObjects
 from accel_nb.pool.sync.objects.shared_memory import MemorySpan, array_address, span_of_array, span_of_tensor
 from accel_nb.pool.sync.objects.user_attributes import tensor_attributes
-from accel_nb.runtime.distributed.sharded import gathered_from, is_sharded
+from accel_nb.runtime.distributed.sharded import is_sharded
 
 _MAX_BYTES = 2**16
 _PLAIN_KINDS = "biufc"
@@ -78,7 +78,7 @@ def _describe_array(array: Any) -> _Data | None:
 def _describe_tensor(tensor: Any) -> _Data | None:
     if tensor.requires_grad or not tensor.is_cpu or tensor.grad is not None:
         return None
-    if is_sharded(tensor) or gathered_from(tensor) is not None or tensor_attributes(tensor):
+    if is_sharded(tensor) or tensor_attributes(tensor):
         return None
     span = span_of_tensor(tensor)
     if span is None or span[1] > _MAX_BYTES or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():

@@ -1,0 +1,137 @@
+"""Full tensors that were gathered for views, and are kept equal to the sharded tensors.
+
+On one device `row = weight.detach()[0]` and `array = weight.detach().numpy()` are in the memory of the weight. Of a
+sharded weight they are in that of a full tensor which was gathered for them. While code holds such a view, what is
+written into it is copied into the parts, and what changes in the parts is copied into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.torch_private import is_checked
+
+_MAX_UNCHECKED = 64
+_UNUSED, _EQUAL, _OUTDATED = range(3)
+_OWN_REFERENCES = 2
+"""The references to the storage of a copy that no view has: those of the copy and of its storage object."""
+
+
+class GatheredCopy:
+    """A sharded tensor and its full tensor; ``whole`` is None once nothing else is in its memory."""
+
+    def __init__(self, target: Any, whole: Tensor, *, has_arrays: bool) -> None:
+        self.target = target
+        self.whole: Tensor | None = whole
+        self._version = whole._version
+        # NumPy's writes do not change the version of a tensor.
+        self._values = sharded.own_part(target, whole).clone() if has_arrays else None
+
+    def write_back(self) -> None:
+        """Copy the full tensor into this rank's part if code has written into it."""
+        if self.whole is None:
+            return
+        own = sharded.own_part(self.target, self.whole)
+        if self.whole._version != self._version or (self._values is not None and not _is_equal(own, self._values)):
+            sharded.copy_into(self.target, self.whole)
+            self._set_equal(self.whole)
+
+    def is_outdated(self) -> bool:
+        """Return whether this rank's part has changed."""
+        own = None if self.whole is None else sharded.own_part(self.target, self.whole)
+        return own is not None and not _is_equal(own, sharded.local_part(self.target))
+
+    def overwrite(self, values: Tensor) -> None:
+        """Copy a full tensor into this one, if it is in use."""
+        if self.whole is not None:
+            self.whole.copy_(values)
+            self._set_equal(self.whole)
+
+    def _set_equal(self, whole: Tensor) -> None:
+        self._version = whole._version
+        if self._values is not None:
+            self._values = sharded.own_part(self.target, whole).clone()
+
+
+class GatheredCopies:
+    """The copies of one rank; every rank must add the same ones, in the same order."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        # Copies that are unused on this rank remain, without their memory, until they are unused on all ranks.
+        self._copies: list[GatheredCopy] = []
+        self._max_unchecked = _MAX_UNCHECKED
+        self._remove_hook: Callable[[], None] | None = None
+
+    def add(self, target: Any, whole: Tensor, *, has_arrays: bool) -> None:
+        """Keep a full tensor equal to ``target`` while anything else is in its memory."""
+        self._copies.append(GatheredCopy(target.detach(), whole, has_arrays=has_arrays))
+        self._observe_modules()
+        if len(self._copies) > self._max_unchecked:
+            self.refresh()
+            self._max_unchecked = max(_MAX_UNCHECKED, 2 * len(self._copies))
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Copy what was written into the copies into the parts of this rank, and free the copies that are unused."""
+        for copy in self._copies:
+            copy.write_back()
+            if copy.whole is not None and not _is_shared(copy.whole):
+                copy.whole = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Gather the copies again whose parts have changed; every rank must call."""
+        if not self._copies:
+            return
+        self.write_back()
+        own = [_UNUSED if copy.whole is None else _OUTDATED if copy.is_outdated() else _EQUAL for copy in self._copies]
+        states = [max(found) for found in zip(*self._comm.all_gather_json(own), strict=True)]
+        for copy, state in zip(self._copies, states, strict=True):
+            if state == _OUTDATED:
+                copy.overwrite(sharded.gather_full(copy.target, self._comm))
+        self._copies = [copy for copy, state in zip(self._copies, states, strict=True) if state != _UNUSED]
+        if not self._copies:
+            self.close()
+
+    def resume(self, earlier: GatheredCopies) -> None:
+        """Keep the copies of an earlier cell equal again if the ranks have the same ones; every rank must call."""
+        shapes = [list(copy.target.shape) for copy in earlier._copies]
+        if all(found == shapes for found in self._comm.all_gather_json(shapes)):
+            self._copies += earlier._copies
+            self._observe_modules()
+            self.refresh()
+
+    def used(self) -> Iterator[tuple[Tensor, Any]]:
+        """Yield the copies that are in use on this rank, each with its sharded tensor."""
+        return ((copy.whole, copy.target) for copy in self._copies if copy.whole is not None)
+
+    def close(self) -> None:
+        """Keep the copies equal no longer; what was written into them is in the parts of this rank."""
+        self.write_back()
+        if self._remove_hook is not None:
+            self._remove_hook()
+            self._remove_hook = None
+
+    def _observe_modules(self) -> None:
+        if self._copies and self._remove_hook is None:
+            self._remove_hook = register_module_forward_pre_hook(lambda *_: self.write_back()).remove
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same bytes, so that NaN equals itself."""
+    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
+
+
+def _is_shared(whole: Tensor) -> bool:
+    """Return whether another tensor or array is in a tensor's memory."""
+    if not is_checked("gathered_copies"):
+        return True
+    return torch._C._storage_Use_Count(whole.untyped_storage()._cdata) > _OWN_REFERENCES  # pyright: ignore

@@ -1,0 +1,65 @@
+"""Whole values in state dicts of models whose weights are divided.
+
+On one device they are in the memory of the weights: what is written into them changes the model, and they show later
+steps. Here they are copies.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.process.user_code import warn_at_user_line
+
+
+class WholeStates:
+    """The values of state dicts that code has read on one rank; every rank must read the same ones."""
+
+    def __init__(self) -> None:
+        # Each with its parameter and its version; kept, since code may write into values that it does not keep.
+        self._read: list[tuple[nn.Parameter, Tensor, int]] = []
+        # Those that were read before the last pass or step, if code keeps them.
+        self._earlier: list[tuple[weakref.ref[Tensor], int]] = []
+        self._has_warned = False
+
+    def add(self, parameter: nn.Parameter, whole: Tensor) -> None:
+        """Record the value of a parameter in a state dict."""
+        self._read.append((parameter, whole, whole._version))
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Copy what was written into the values into the parts of this rank.
+
+        Raises `MisuseError` if code has written into one that it read before the last pass or step.
+        """
+        for parameter, whole, version in self._read:
+            if whole._version != version:
+                sharded.copy_into(parameter, whole)
+            self._earlier.append((weakref.ref(whole), whole._version))
+        self._read.clear()
+        kept = [(held, version) for reference, version in self._earlier if (held := reference()) is not None]
+        self._earlier = [(weakref.ref(held), version) for held, version in kept]
+        if any(held._version != version for held, version in kept):
+            self._earlier.clear()
+            raise MisuseError(_WRITTEN_LATE)
+
+    def warn_of_step(self) -> None:
+        """Warn, once, that values which code keeps do not show a step."""
+        if not self._has_warned and any(reference() is not None for reference, _ in self._earlier):
+            self._has_warned = True
+            warn_at_user_line(_KEPT)
+
+
+_WRITTEN_LATE = (
+    "a value of model.state_dict() is written to that was read before the last forward pass or step: ZeRO stage 3 has "
+    "parts of the weights, and the value is a copy. Read the state dict where it is changed, or train with "
+    "--zero-stage 2 or --strategy fsdp, where the values are the weights"
+)
+_KEPT = (
+    "values of model.state_dict() are kept over a step: ZeRO stage 3 has parts of the weights, so they are copies, "
+    "which do not show later steps. On one device they do. Read the state dict again where the later values are meant"
+)
