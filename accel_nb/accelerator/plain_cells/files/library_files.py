@@ -35,6 +35,18 @@ class FileFunction:
         return self.name.rpartition(".")[2]
 
 
+SAFETENSORS = ("safetensors.numpy", "safetensors.torch")
+"""The modules that write safetensors by a ``serialize_file`` of their own."""
+
+_SAFE_OPEN = (
+    "safetensors",
+    *SAFETENSORS,
+    "transformers.integrations.accelerate",
+    "transformers.modeling_layers",
+    "transformers.modeling_utils",
+)
+"""The modules with the name of the class that reads safetensors."""
+
 _FUNCTIONS = (
     FileFunction("cv2", "imread", "read", 0, "filename"),
     FileFunction("cv2", "imwrite", "write by name", 0, "filename"),
@@ -45,14 +57,9 @@ _FUNCTIONS = (
     FileFunction("pyarrow.parquet", "ParquetFile.__init__", "read", 1, "source"),
     FileFunction("pyarrow.parquet", "ParquetWriter.__init__", "write", 1, "where"),
     FileFunction("pyarrow.parquet", "read_table", "read", 0, "source"),
-    FileFunction("safetensors", "safe_open", "read", 0, "filename"),
-    FileFunction("safetensors.numpy", "safe_open", "read", 0, "filename"),
-    FileFunction("safetensors.torch", "safe_open", "read", 0, "filename"),
+    *(FileFunction(module, "safe_open", "read", 0, "filename") for module in _SAFE_OPEN),
 )
 """A library's functions that read are here if those that write are: ranks read what they have written."""
-
-SAFETENSORS = ("safetensors.numpy", "safetensors.torch")
-"""The modules that write safetensors by a ``serialize_file`` of their own."""
 
 LIBRARIES = frozenset({"h5py", *SAFETENSORS, *(function.module for function in _FUNCTIONS)})
 """The modules with functions that are redirected."""
