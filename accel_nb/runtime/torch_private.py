@@ -121,6 +121,7 @@ PRIVATE_USES = (
             "Module._load_state_dict_pre_hooks",
             "Module._parameters",
             "Module._state_dict_pre_hooks",
+            "DTensor._is_param",
             "Parameter._fsdp_orig_uid",
             "Tensor._backward_hooks",
             "Tensor._post_accumulate_grad_hooks",
@@ -190,7 +191,11 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "deepspeed.engine",
-        ("strategies/deepspeed/engine.py", "strategies/deepspeed/plain_modules.py"),
+        (
+            "strategies/deepspeed/engine.py",
+            "strategies/deepspeed/whole_states.py",
+            "strategies/deepspeed/plain_modules.py",
+        ),
         (
             "Module._forward_hooks",
             "Module._forward_pre_hooks",
@@ -547,6 +552,7 @@ PRIVATE_USES = (
         "changes",
         ("pool/sync/change_detection.py", "pool/sync/objects/user_attributes.py"),
         (
+            "DTensor._is_param",
             "Module._backward_hooks",
             "Module._backward_pre_hooks",
             "Module._buffers",

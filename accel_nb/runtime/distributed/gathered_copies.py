@@ -7,6 +7,7 @@ written into it is copied into the parts, and what changes in the parts is copie
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,13 +31,15 @@ class GatheredCopy:
     def __init__(self, target: Any, whole: Tensor, *, has_arrays: bool) -> None:
         self.target = target
         self.whole: Tensor | None = whole
+        # The sharded tensor has received other memory.
+        self.is_separate = False
         self._version = whole._version
         # NumPy's writes do not change the version of a tensor.
         self._values = sharded.own_part(target, whole).clone() if has_arrays else None
 
     def write_back(self) -> None:
         """Copy the full tensor into this rank's part if code has written into it."""
-        if self.whole is None:
+        if self.whole is None or self.is_separate:
             return
         own = sharded.own_part(self.target, self.whole)
         if self.whole._version != self._version or (self._values is not None and not _is_equal(own, self._values)):
@@ -45,12 +48,13 @@ class GatheredCopy:
 
     def is_outdated(self) -> bool:
         """Return whether this rank's part has changed."""
-        own = None if self.whole is None else sharded.own_part(self.target, self.whole)
-        return own is not None and not _is_equal(own, sharded.local_part(self.target))
+        if self.whole is None or self.is_separate:
+            return False
+        return not _is_equal(sharded.own_part(self.target, self.whole), sharded.local_part(self.target))
 
     def overwrite(self, values: Tensor) -> None:
         """Copy a full tensor into this one, if it is in use."""
-        if self.whole is not None:
+        if self.whole is not None and not self.is_separate:
             self.whole.copy_(values)
             self._set_equal(self.whole)
 
@@ -68,6 +72,8 @@ class GatheredCopies:
         # Copies that are unused on this rank remain, without their memory, until they are unused on all ranks.
         self._copies: list[GatheredCopy] = []
         self._max_unchecked = _MAX_UNCHECKED
+        # By address of a part: sharded tensors in its memory.
+        self._aliases: dict[int, list[weakref.ref[Any]]] = {}
         self._remove_hook: Callable[[], None] | None = None
 
     def add(self, target: Any, whole: Tensor, *, has_arrays: bool) -> None:
@@ -101,6 +107,27 @@ class GatheredCopies:
         if not self._copies:
             self.close()
 
+    def record_alias(self, tensor: Any) -> None:
+        """Record a sharded tensor in the memory of another one, such as a value of a state dict, for `separate`."""
+        known = self._aliases.setdefault(sharded.local_part(tensor).data_ptr(), [])
+        known[:] = [reference for reference in known if reference() is not None]
+        known.append(weakref.ref(tensor))
+
+    def separate(self, tensor: Any, set_data: Callable[[Tensor, Tensor], object]) -> None:
+        """Copy what is in the memory of a tensor into memory of its own, by ``set_data``; every rank must call.
+
+        Code that assigns other memory to the tensor expects that what it read before keeps the old values.
+        """
+        self.write_back()
+        address = sharded.local_part(tensor).data_ptr()
+        for reference in self._aliases.pop(address, ()):
+            alias = reference()
+            if alias is not None and alias is not tensor and (part := sharded.local_part(alias)).data_ptr() == address:
+                set_data(part, part.clone())
+        for copy in self._copies if address else ():
+            if sharded.local_part(copy.target).data_ptr() == address:
+                copy.is_separate = True
+
     def resume(self, earlier: GatheredCopies) -> None:
         """Keep the copies of an earlier cell equal again if the ranks have the same ones; every rank must call."""
         shapes = [list(copy.target.shape) for copy in earlier._copies]
@@ -111,7 +138,7 @@ class GatheredCopies:
 
     def used(self) -> Iterator[tuple[Tensor, Any]]:
         """Yield the copies that are in use on this rank, each with its sharded tensor."""
-        return ((copy.whole, copy.target) for copy in self._copies if copy.whole is not None)
+        return ((copy.whole, copy.target) for copy in self._copies if copy.whole is not None and not copy.is_separate)
 
     def close(self) -> None:
         """Keep the copies equal no longer; what was written into them is in the parts of this rank."""

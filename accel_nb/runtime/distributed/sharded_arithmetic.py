@@ -98,6 +98,10 @@ class ShardedArithmetic:
         name = getattr(func, "__name__", "")
         if name == "__deepcopy__":
             return _copy_deeply(func, args[0], args[1])
+        if name == "detach" and isinstance(args[0], DTensor) and args[0].is_leaf:
+            result = func(*args, **kwargs)
+            self._copies.record_alias(result)
+            return result
         if name in self._native or (name == "__set__" and _is_sharded_or_none(args[1])):
             return func(*args, **kwargs)
         self._copies.write_back()
@@ -178,7 +182,7 @@ class ShardedArithmetic:
 
         def gather(tensor: Tensor) -> Tensor:
             whole = self._gather(tensor)
-            if whole is not tensor and not whole.requires_grad:
+            if whole is not tensor and not whole.requires_grad and not _is_partial(tensor):
                 gathered.append((tensor, whole))
             return whole
 

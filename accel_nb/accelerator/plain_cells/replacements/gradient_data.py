@@ -35,8 +35,6 @@ class GradientData:
         self._is_gathered = is_gathered
         # By address of a gradient that is a view of a bucket: its parameter.
         self._owners: dict[int, weakref.ref[nn.Parameter]] = {}
-        # By address of a sharded tensor's part: what was read from its `data` and shares that memory.
-        self._reads: dict[int, list[weakref.ref[Tensor]]] = {}
 
     def make_property(self, original: Any) -> property:
         """Return the property to use in place of torch's attribute ``original``."""
@@ -45,8 +43,8 @@ class GradientData:
             if self._counts_writes(tensor):
                 return tensor.detach()
             value = original.__get__(tensor)
-            if sharded.is_sharded(tensor) and not _is_called_by_strategy():
-                self._remember(value)
+            if sharded.is_sharded(tensor) and not _is_called_by_strategy() and (copies := sharded.copies()) is not None:
+                copies.record_alias(value)
             return value
 
         def assign(tensor: Tensor, value: Tensor) -> None:
@@ -54,7 +52,7 @@ class GradientData:
                 if _is_called_by_strategy():
                     original.__set__(tensor, value)
                 else:
-                    self._separate(tensor, value, original)
+                    self._separate(tensor, value, original.__set__)
                     sharded.copy_into(tensor, value)
             elif self._counts_writes(tensor) or (self._is_in_bucket(tensor) and _fits(tensor, value)):
                 with torch.no_grad():
@@ -64,19 +62,12 @@ class GradientData:
 
         return property(read, assign)
 
-    def _remember(self, value: Tensor) -> None:
-        reads = self._reads.setdefault(sharded.local_part(value).data_ptr(), [])
-        reads[:] = [known for known in reads if known() is not None]
-        reads.append(weakref.ref(value))
-
-    def _separate(self, tensor: Tensor, value: Tensor, original: Any) -> None:
-        """Copy what was read from a sharded tensor's ``data`` into memory of its own, unless it is what is assigned."""
+    def _separate(self, tensor: Tensor, value: Tensor, set_data: Any) -> None:
+        """Copy what is in the memory of a sharded tensor into memory of its own, unless it is what is assigned."""
         address = sharded.local_part(tensor).data_ptr()
-        if sharded.is_sharded(value) and sharded.local_part(value).data_ptr() == address:
-            return
-        for known in self._reads.pop(address, ()):
-            if (read := known()) is not None and (part := sharded.local_part(read)).data_ptr() == address:
-                original.__set__(part, part.clone())
+        is_assigned = sharded.is_sharded(value) and sharded.local_part(value).data_ptr() == address
+        if not is_assigned and (copies := sharded.copies()) is not None:
+            copies.separate(tensor, set_data)
 
     def _counts_writes(self, tensor: Tensor) -> bool:
         return isinstance(tensor, nn.Parameter) and self._is_gathered(tensor)
