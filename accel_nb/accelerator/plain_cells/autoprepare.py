@@ -195,7 +195,8 @@ class PlainCells:
         replace((Tensor, nn.Module), "cuda", functools.partial(replace_cuda, accelerator.device))
         if (strategy := self._stepper.strategy).capabilities.shards_params:
             components = accelerator.components
-            sharded_code.adapt_to_sharding(stack, replace, components.comm, components.groups.mesh, strategy.keep_graph)
+            comm, mesh = components.comm, components.groups.mesh
+            sharded_code.adapt_to_sharding(stack, replace, comm, mesh, strategy.keep_graph, is_partial=is_partial)
         self._held_gradients.replace_functions(stack, replace)
         collect_factories()
         factories = [replace((torch,), name, functools.partial(replace_factory, move)) for name in FACTORIES]

@@ -128,11 +128,12 @@ class GatheredCopies:
             if sharded.local_part(copy.target).data_ptr() == address:
                 copy.is_separate = True
 
-    def resume(self, earlier: GatheredCopies) -> None:
+    def resume(self, earlier: GatheredCopies | None) -> None:
         """Keep the copies of an earlier cell equal again if the ranks have the same ones; every rank must call."""
-        shapes = [list(copy.target.shape) for copy in earlier._copies]
+        copies = [] if earlier is None else earlier._copies
+        shapes = [list(copy.target.shape) for copy in copies]
         if all(found == shapes for found in self._comm.all_gather_json(shapes)):
-            self._copies += earlier._copies
+            self._copies += copies
             self._observe_modules()
             self.refresh()
 

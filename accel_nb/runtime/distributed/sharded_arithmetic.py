@@ -69,8 +69,11 @@ class ShardedArithmetic:
         self._copies = GatheredCopies(comm)
 
     @contextmanager
-    def enabled(self) -> Iterator[ShardedArithmetic]:
-        """Compute all operations on sharded tensors by this object inside of the block."""
+    def enabled(self, *, is_partial: bool = False) -> Iterator[ShardedArithmetic]:
+        """Compute all operations on sharded tensors by this object inside of the block.
+
+        Every rank must enter it, unless it ``is_partial``.
+        """
         owner: Any = DTensor
         original = owner.__torch_function__  # torch disables it
 
@@ -80,8 +83,8 @@ class ShardedArithmetic:
                 return self._call(func, args, kwargs or {})
 
         owner.__torch_function__ = classmethod(torch_function)
-        if (earlier := sharded.copies()) is not None:
-            self._copies.resume(earlier)
+        if not is_partial:
+            self._copies.resume(sharded.copies())
         sharded.record_copies(self._copies if self._problem is None else None)
         before = register_optimizer_step_pre_hook(lambda *_: self._copies.write_back())
         after = register_optimizer_step_post_hook(lambda *_: self._copies.refresh())

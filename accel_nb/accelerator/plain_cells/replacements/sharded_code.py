@@ -23,11 +23,18 @@ Replace = Callable[[tuple[Any, ...], str, Callable[[Any], Any]], object]
 
 
 def adapt_to_sharding(
-    stack: ExitStack, replace: Replace, comm: Communicator, mesh: Mesh, keep_graph: Callable[[], object]
+    stack: ExitStack,
+    replace: Replace,
+    comm: Communicator,
+    mesh: Mesh,
+    keep_graph: Callable[[], object],
+    *,
+    is_partial: bool,
 ) -> None:
     """Replace functions, so that operations on sharded tensors have the results of one device, or are refused.
 
-    ``keep_graph`` is called before gradients are computed that are differentiated again.
+    ``keep_graph`` is called before gradients are computed that are differentiated again. Every rank must call, unless
+    the cell ``is_partial``.
     """
     problem = _IN_STAGES if mesh.pp > 1 else None
     for owner, name, make in sharded.whole_number_methods(problem):
@@ -39,7 +46,7 @@ def adapt_to_sharding(
     if sharded.has_distributed_tensors():
         from accel_nb.runtime.distributed.sharded_arithmetic import ShardedArithmetic
 
-        stack.enter_context(ShardedArithmetic(comm, problem).enabled())
+        stack.enter_context(ShardedArithmetic(comm, problem).enabled(is_partial=is_partial))
     replace_safetensors = functools.partial(_replace_safetensors, replace)
     stack.enter_context(observed_imports({_SAFETENSORS}, replace_safetensors))
     replace_safetensors()
