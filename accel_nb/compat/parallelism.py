@@ -59,7 +59,7 @@ class TorchTensorParallelConfig:
 
     def __post_init__(self) -> None:
         if self.enable_async_tp:
-            raise ConfigError("enable_async_tp=True is not served: layers are divided by transformers; leave it out")
+            raise ConfigError("enable_async_tp=True is not supported: layers are divided by transformers; leave it out")
 
 
 @dataclass

@@ -102,8 +102,8 @@ class DividedCalls:
         self._on_unequal = on_unequal
         # Called with a model's name, a number of calls that were divided, and the reason why that was wrong.
         self._on_difference = on_difference
-        # Whether other ranks compute other blocks of a model: then this one sees some of its random numbers and reads
-        # only, and the stages draw from generators of their own.
+        # Whether other ranks compute other blocks of a model: then this rank records only some of its random draws and
+        # reads, and the stages draw from generators of their own.
         self._has_stages = has_stages
         self.exchange = RowExchange(comm)
         self.related = RelatedOutputs(self.exchange)

@@ -1,4 +1,4 @@
-"""Records of a mesh with the names of `accelerate`: degrees of Megatron-LM, and of tensor parallelism."""
+"""Plugins with the names of `accelerate` that choose a mesh: Megatron-LM's degrees, and tensor parallelism."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ class TrainingState:
             warnings.warn(str(report), stacklevel=3)
         return report
 
-    def load_foreign(self, folder: str | os.PathLike[str], *, strict: bool) -> LoadReport:
+    def load_accelerate_folder(self, folder: str | os.PathLike[str], *, strict: bool) -> LoadReport:
         """Restore a folder that ``accelerate`` has saved; see `Accelerator.load_state`."""
         self.wait()
         found = AccelerateState(os.fspath(folder))

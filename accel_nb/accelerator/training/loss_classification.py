@@ -118,7 +118,7 @@ class LossClassifier:
 
     def __init__(self, *, warns: bool = False) -> None:
         self._kinds: dict[type, str] = {}
-        # Whether a warning will tell of a loss whose graph is compiled: on one rank, and once.
+        # Whether to warn of a loss whose graph is compiled: on one rank, and once.
         self._warns = warns
 
     def classify(self, loss: Tensor, num_samples: int) -> LossReduction:

@@ -1,4 +1,4 @@
-"""The newest recorded runs for the sidebar. All texts and lists are bounded, since the files may have any contents."""
+"""The newest recorded runs for the sidebar, with strings and lists limited: the files may contain anything."""
 
 from __future__ import annotations
 

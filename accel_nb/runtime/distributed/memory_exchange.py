@@ -195,7 +195,7 @@ class MemoryExchange:
                 raise RuntimeError(f"rank {other} did not come to an exchange of tensors in {self._timeout_s:g} s")
 
     def _has_ended(self, other: int) -> bool:
-        """Return whether the process of a rank has ended; False if the system does not tell."""
+        """Return whether the process of a rank has ended; False if the system does not report it."""
         try:
             if other not in self._processes:
                 self._processes[other] = os.pidfd_open(self._words[self._lines[other] + _PID])

@@ -167,7 +167,7 @@ class PrivateFiles(CellFiles):
         self._removed.clear()
 
     def signatures(self) -> dict[str, Any]:
-        """Return, for each path that this rank has changed, what tells versions of the path itself apart."""
+        """Return a signature of each path that this rank has changed, which differs between versions of the file."""
         return {path: _signature(path) for path in {*self._files, *self._folders, *self._removed}}
 
     def refresh(self, before: dict[str, Any]) -> None:

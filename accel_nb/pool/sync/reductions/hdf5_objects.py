@@ -1,6 +1,6 @@
 """Files, groups and datasets of h5py that are open for reading, which another process opens again.
 
-A dataset that opens its file when it is first asked for a sample holds one in the notebook after one look at it.
+A dataset that opens its file at its first sample holds an open one in the notebook after that sample is read there.
 """
 
 from __future__ import annotations

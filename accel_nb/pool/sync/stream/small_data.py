@@ -1,6 +1,6 @@
 """Checksums of small arrays and tensors, of which a fingerprint consists in place of their reductions.
 
-A data set may be a list of tens of thousands of them, and to reduce a tensor takes six times as long.
+A dataset may be a list of tens of thousands of them, and to reduce a tensor takes six times as long.
 """
 
 from __future__ import annotations
