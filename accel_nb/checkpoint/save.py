@@ -224,7 +224,7 @@ def check_name_is_free(store: Store, name: str, run: str, *, may_replace: bool =
     if found.origin.run != run and not may_replace:
         raise CheckpointError(
             f"{store.url}/{name} was written by another run ({found.origin.run}, {found.origin.created}); it is not "
-            "changed. Give another folder, or load from this one to go on with that run"
+            "changed. Give another folder, or load from this one to continue that run"
         )
 
 

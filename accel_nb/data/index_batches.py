@@ -65,7 +65,7 @@ class MatchedBatches(Iterator[BatchAndShare]):
             raise
         except Exception:
             if self._shares:
-                self._shares.popleft()  # the batch that failed; the caller may go on with the next one
+                self._shares.popleft()  # the batch that failed; the caller may continue with the next one
             raise
         if self._shares is None:
             self._shares = self._order.pending_shares

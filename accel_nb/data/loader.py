@@ -450,7 +450,7 @@ class _ShardedLoading:
             warn_at_user_line(
                 f"skip_first_batches({num_batches}) goes to batch {batches} of the loader, and the checkpoint that was "
                 f"loaded is at batch {resumed.num_batches}: leave skip_first_batches out, as a prepared loader "
-                "goes on by itself"
+                "continues by itself"
             )
         return replace(resumed, num_samples=seen, num_batches=batches, dataset_state=None)
 

@@ -345,7 +345,7 @@ class LayerDividing(Protocol):
     ) -> ScheduledSteps | None:
         """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages.
 
-        ``weigh`` returns the total weight of a loss of so many rows, or None if that is the number of rows.
+        ``weigh`` returns the total weight of a loss of that many rows, or None if that is the number of rows.
         """
         ...
 

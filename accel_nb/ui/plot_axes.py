@@ -90,7 +90,7 @@ class PlotAxes:
             self._canvas.line([across, across], [bottom, top], color, 0.8, dashes=(2.4, 2.4))
 
     def title(self, text: str, *, above: float) -> None:
-        """Write the title so many pixels above the box."""
+        """Write the title this many pixels above the box."""
         left, _, _, top = self.box
         self._canvas.text(left, top + above, text, size=9, color=INK, is_bold=True)
 

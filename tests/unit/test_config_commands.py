@@ -44,7 +44,7 @@ def test_init_keeps_a_file_that_is_there(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["config", "init", "--out", str(path)]) == 0
     before = path.read_text()
     assert main(["config", "init", "--out", str(path)]) == 2
-    assert "is there already, and is kept" in capsys.readouterr().err
+    assert "already exists and was not changed" in capsys.readouterr().err
     assert path.read_text() == before
 
 

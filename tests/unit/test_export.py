@@ -187,7 +187,7 @@ def test_the_command_writes_two_files_and_replaces_none(
     assert main(["export", "some.ipynb", "train.py"]) == 0
     assert capsys.readouterr().out == "wrote train.py and train.yaml\n"
     assert main(["export", "some.ipynb", "train.py"]) == 2
-    assert "train.py, train.yaml: is there already, and is kept" in capsys.readouterr().err
+    assert "train.py, train.yaml: already exists and was not changed" in capsys.readouterr().err
     assert main(["export", "--force", "some.ipynb", "train.py"]) == 0
     assert main(["export", "some.ipynb", "train.txt"]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["some.ipynb", "train.py", "train.yaml"]

@@ -527,7 +527,7 @@ class Preparer:
             average_metric(scheduler, self._comm)
         if self.schedule != "calls":
             # With per-worker batches an epoch has fewer steps than in one process, by the number of ranks: option
-            # ``samples`` advances schedules by so many. ReduceLROnPlateau counts metrics, not steps.
+            # ``samples`` advances schedules by that many. ReduceLROnPlateau counts metrics, not steps.
             is_ahead = self.schedule == "samples" and batch == "per-worker" and not measures
             num_calls = self._stepper.strategy.data_coords()[1] if is_ahead else 1
             wrap_scheduler(scheduler, proxy, num_calls, self._observer.schedule_observer)

@@ -1,4 +1,4 @@
-"""Sets whose order is another one on the workers.
+"""Sets whose order differs on the workers.
 
 The order of strings depends on the process, that of numbers on how the set was filled, which a copy does not keep.
 """
@@ -22,7 +22,7 @@ _NUM_FIRST = 100
 
 
 class SetOrder:
-    """The sets of the notebook that the workers have copies of, whose order is another one there."""
+    """The sets of the notebook that the workers have copies of, whose order differs there."""
 
     def __init__(self) -> None:
         # The names of sets of text that the notebook made and the workers have copies of.

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 MAX_READ_BYTES = 4 * 1024 * 1024
-"""After so many bytes the rest is read in the next call, so that one rank cannot starve the others."""
+"""After this many bytes the rest is read in the next call, so that one rank cannot starve the others."""
 TRACE_BYTES = 64 * 1024
 ZYGOTE_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 30.0

@@ -289,7 +289,7 @@ def _path(descriptor: int) -> str:
 def write_stack_on_signal(descriptor: int) -> None:
     """Write the Python stack of the thread that receives a `TRACE_SIGNAL`, which is the main thread if it can.
 
-    faulthandler reads the stacks of other threads while these run, which ends the process by SIGSEGV at times.
+    faulthandler reads the stacks of other threads while these run, which sometimes ends the process by SIGSEGV.
     """
     faulthandler.register(TRACE_SIGNAL, descriptor, all_threads=False)
 

@@ -650,7 +650,7 @@ def _try_value(value: Any, trial: Trial, limit: int | None) -> str | None:
     except Exception as error:
         reason = f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
         is_read = is_iterator(value) and not isinstance(value, io.IOBase)
-        return f"{reason}; the next cell on the workers goes on reading it" if is_read else reason
+        return f"{reason}; the next cell on the workers continues reading it" if is_read else reason
     if limit is not None and size > limit and not is_module(value):
         trial.reset()  # the value is not sent, so what it contains counts in others
         return f"{size_text(size)} is large"

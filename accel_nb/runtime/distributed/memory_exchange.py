@@ -212,7 +212,7 @@ class MemoryExchange:
 
 
 def is_supported(num_ranks: int) -> bool:
-    """Return whether so many ranks can exchange tensors through memory on this system."""
+    """Return whether this number of ranks can exchange tensors through memory on this system."""
     return sys.platform == "linux" and platform.machine() == "x86_64" and num_ranks <= _MAX_RANKS
 
 

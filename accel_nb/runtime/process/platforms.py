@@ -57,7 +57,7 @@ class Platform:
 
 
 _RUNNERS = ("papermill", "nbconvert", "jupyter-execute")
-_DISCONNECTS = "sessions end by themselves: --checkpoint DIR --every 10min --resume auto goes on where they stopped"
+_DISCONNECTS = "sessions end by themselves: --checkpoint DIR --every 10min --resume auto continues where they stopped"
 
 PLATFORMS: tuple[Platform, ...] = (
     Platform(

@@ -98,7 +98,7 @@ def balance(sizes: Sequence[int], num_stages: int) -> tuple[int, ...]:
 
 
 def _fill(sizes: Sequence[int], limit: int, num_stages: int) -> tuple[int, ...]:
-    """Return the starts of stages whose sums do not exceed ``limit``; at least ``num_stages``, if there are so many."""
+    """Return the starts of stages whose sums do not exceed ``limit``; at least ``num_stages`` if possible."""
     starts, total = [0], 0
     for number, size in enumerate(sizes):
         is_needed = len(sizes) - number <= num_stages - len(starts)

@@ -1,4 +1,4 @@
-"""Open files of the notebook that cells use on the workers, and files of cells that the notebook goes on with.
+"""Open files of the notebook that cells use on the workers, and files of cells that the notebook continues to use.
 
 The receiver opens the file's path at the same position. Only rank 0 writes to the file itself: each other rank of a
 plain cell writes the same, and gets a file without a name for it. Every rank reads the file itself. After a cell the

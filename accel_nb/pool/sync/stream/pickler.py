@@ -112,7 +112,7 @@ _LOWEST_ID = 1 << 32
 
 
 _LONGEST_NAME, _MAX_NAMES = 20, 1000
-"""Longer strings, and strings beyond so many in a stream, are data: to intern one costs a call."""
+"""Longer strings, and strings beyond this number in a stream, are data: to intern one costs a call."""
 
 
 _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
