@@ -183,7 +183,11 @@ class Worker:
         for stream in (sys.stdout, sys.stderr):
             with suppress(ValueError, OSError):  # the cell may have closed it
                 stream.flush()
-        send_record(self._control, Reply(request.number, result.outcome, result.body, result.is_torn), result.payloads)
+        send_record(
+            self._control,
+            Reply(request.number, result.outcome, result.body, result.interrupted_exchange),
+            result.payloads,
+        )
         close_all(result.payloads.values())
 
     def _reopen(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:

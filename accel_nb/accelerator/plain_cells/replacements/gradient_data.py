@@ -46,7 +46,7 @@ class GradientData:
                 return tensor.detach()
             value = original.__get__(tensor)
             if sharded.is_sharded(tensor) and not _is_called_by_strategy():
-                self._remember(value)
+                self._record(value)
             return value
 
         def assign(tensor: Tensor, value: Tensor) -> None:
@@ -64,7 +64,7 @@ class GradientData:
 
         return property(read, assign)
 
-    def _remember(self, value: Tensor) -> None:
+    def _record(self, value: Tensor) -> None:
         reads = self._reads.setdefault(sharded.local_part(value).data_ptr(), [])
         reads[:] = [known for known in reads if known() is not None]
         reads.append(weakref.ref(value))
