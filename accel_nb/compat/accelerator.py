@@ -473,7 +473,7 @@ class Accelerator(OwnAccelerator):
             self._tracked.thread.wait_started()  # programs call methods of the objects that they have made
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
-        """Report values by name; None is no value, as of averages that have not begun, and is left out."""
+        """Report values by name; None is not a value, as of averages that have not begun, and is left out."""
         super().log({name: value for name, value in values.items() if value is not None}, step, log_kwargs)
 
     def _tracked_step(self, step: int | None) -> int | None:

@@ -166,7 +166,7 @@ REFUSED = {
     r"runs on some ranks only \(--ranks\)": [SETUP, LOOP.replace("--cpus 2", "--cpus 2 --ranks 1")],
     "no cell begins with %%accelerate": [SETUP],
     "cell 1 is not Python": ["for in x"],
-    "cell 2: --gpu is no flag; did you mean --gpus": [SETUP, "%%accelerate --gpu 2\nprint(1)"],
+    "cell 2: --gpu is not a flag; did you mean --gpus": [SETUP, "%%accelerate --gpu 2\nprint(1)"],
     "cell 3 iterates over loader, which another cell trains with": [SETUP, LOOP, "sum(x for x in loader)"],
     "cell 2: cannot detect what it trains": [SETUP, "%%accelerate\nself.fit(); loss.backward(); self.optimizer.step()"],
 }

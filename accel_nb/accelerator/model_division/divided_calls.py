@@ -430,7 +430,7 @@ class DividedCalls:
         if self._has_hooks(model):
             return DivisionRefusal("hooks read or change its values")
         if (other := find_other_trained(model)) is not None:
-            return DivisionRefusal(f"its code uses `{other}`, which is no part of it")
+            return DivisionRefusal(f"its code uses `{other}`, which is not part of it")
         share = self._stepper.window.share
         is_compiled = self._is_compiled_model(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())

@@ -41,7 +41,7 @@ def describe_out_of_memory(
 
 
 def _describe_failure(rank: int, found: OutOfMemoryReport) -> Iterator[str]:
-    requested = "" if found.requested is None else f"{size_text(found.requested)} were asked for, "
+    requested = "" if found.requested is None else f"{size_text(found.requested)} were requested, "
     yield f"Memory of rank {rank} ({found.device}): {requested}{size_text(found.free)} were free"
     places = [found.line, f"in {found.module}" if found.module else ""]
     if any(places):

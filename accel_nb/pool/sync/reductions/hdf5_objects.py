@@ -27,7 +27,7 @@ def reduce_hdf5_object(value: Any) -> Any:
         return _make_closed, (type(value).__name__,)
     path = os.path.abspath(value.file.filename)
     if value.file.mode != "r" or value.file.driver != "sec2" or path.startswith("/proc/"):
-        raise TypeError("it is no HDF5 object of a file at a path that is open for reading only")
+        raise TypeError("it is not an HDF5 object of a file at a path that is open for reading only")
     name = None if isinstance(value, h5py.File) else value.name
     return _open, (path, os.stat(path).st_ino, name)
 

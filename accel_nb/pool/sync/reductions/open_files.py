@@ -89,7 +89,7 @@ def reduce_file(file: Any) -> Any:
     Raise TypeError while a loop reads its lines, and for a file that is no `is_file`.
     """
     if not is_file(file):
-        raise TypeError("it is no file at a path that is open for reading only or for writing only")
+        raise TypeError("it is not a file at a path that is open for reading only or for writing only")
     if (content := file_content(file)) is None:
         raise TypeError("a loop reads its lines, and its position cannot be copied")
     (_, path, mode), position = content[0], content[1].position
