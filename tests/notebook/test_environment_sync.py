@@ -462,7 +462,9 @@ def test_iterators_in_their_course_are_listed_and_ended_ones_come_back(kernel):
     )
     output = done(kernel, body)
     assert "stayed on the workers: batches (" in output.texts[-1]
-    assert "numbered (enumerate cannot be copied (TypeError); the next cell on the workers continues" in output.texts[-1]
+    assert (
+        "numbered (enumerate cannot be copied (TypeError); the next cell on the workers continues" in output.texts[-1]
+    )
     assert done(kernel, "print(len(list(batches)), len(list(numbered)))").stdout == "3 3\n"
     ended = "with open('/dev/null') as file: rows = csv.reader(file)\nover = iter(loader)\n" + train.format("over")
     assert not any("stayed" in text for text in done(kernel, ended).texts)
