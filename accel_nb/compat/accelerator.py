@@ -171,7 +171,7 @@ class Accelerator(OwnAccelerator):
         if not has_sentinels:
             # Programs for accelerate handle such losses themselves, and run with such optimizers.
             self._stepper.meter.accept_nan()
-            self._stepper.refuses_foreign = False
+            self._stepper.refuses_unprepared = False
 
     def _build_mesh(self, parallelism_config: Any) -> Any:
         """Return the device mesh of a configuration; None without one. Every rank must call."""

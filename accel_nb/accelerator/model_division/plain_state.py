@@ -36,7 +36,7 @@ class PlainState:
         return self._sizes == self._current_sizes()
 
     def values(self) -> tuple[Any, ...]:
-        """Return the current values; a value that is not plain any more is given by its type."""
+        """Return the current values; a value that is no longer plain is given by its type."""
         try:
             found = tuple([container[key] for container, key in self._sources])
         except (KeyError, IndexError):

@@ -137,7 +137,7 @@ class NotebookWorkers:
             self._on_lost()
 
     def stop(self) -> None:
-        """End every process. Does nothing when no process runs, but for calling ``on_stop``."""
+        """End every process. Does nothing when no process runs, except calling ``on_stop``."""
         if self.pool is not None:
             self.pool.close()
         elif self._engine is not None:

@@ -70,7 +70,7 @@ class HostLink(Protocol):
         ...
 
     def release(self) -> None:
-        """Free what `receive` has used; called when no thread is in it any more."""
+        """Free what `receive` has used; called when no thread is in it."""
         ...
 
 

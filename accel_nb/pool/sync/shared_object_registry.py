@@ -384,7 +384,7 @@ class SharedObjectRegistry:
         self._bindings.update(dict.fromkeys(names, _SUPERSEDED))
 
     def release_unused(self, namespace: Mapping[str, Any]) -> None:
-        """Drop the records of objects that only these records keep in memory, since the notebook uses them no more.
+        """Drop the records of objects that only these records keep in memory, since the notebook no longer uses them.
 
         A list or another object that cannot be referenced weakly is kept until its name is sent again.
         """
