@@ -429,7 +429,7 @@ class TrainingState:
             return []
         if rank > 0:
             rng.set_seed(rng.derive_seed(tree["rng"]["seed"], "step", tree["progress"]["step"], "rank", rank))
-        return [f"random states of ranks above 0 are derived anew from (seed, step, rank): {before} saved, {size} load"]
+        return [f"random states of ranks above 0 are derived from (seed, step, rank): {before} saved, {size} load"]
 
     # --- the open accumulation window ---
 

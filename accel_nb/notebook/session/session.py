@@ -387,7 +387,7 @@ class Session:
         specs = assign_workers(config, lost=lost, num_reserved=num_reserved)
         if not specs:
             self.stop()
-            raise PoolError(f"{'; '.join(lost.values())}. No node is left; the next cell starts the engine anew")
+            raise PoolError(f"{'; '.join(lost.values())}. No node is left; the next cell starts the engine again")
         return specs
 
     def start_workers(self, specs: Sequence[WorkerSpec], options: EngineOptions = LOCAL) -> None:

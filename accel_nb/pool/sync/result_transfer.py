@@ -539,7 +539,7 @@ class ResultReceiver:
 def _caches_kept(values: Mapping[str, Any], misses: Mapping[str, int]) -> dict[str, str]:
     """Return why the caches stay here of functions among some values that have computed more results than before."""
     return {
-        f"{label}.cache": "the notebook's function computes these results anew"
+        f"{label}.cache": "the notebook's function computes these results again"
         for path, value in values.items()
         if path == root_name(path)
         for label, function in cached_functions(path, value)
