@@ -202,7 +202,7 @@ class _Alone(SequenceExchange):
     def __init__(self) -> None:
         super().__init__(None, 0, 1)  # pyright: ignore[reportArgumentType]
 
-    def swapped(self, value: Tensor, given: int, taken: int, number: int, length: int) -> Tensor:
+    def swapped(self, value: Tensor, given: int, gained: int, number: int, length: int) -> Tensor:
         return value.clone()
 
     def gathered(self, shard: Tensor, dim: int, length: int) -> Tensor:
