@@ -273,7 +273,7 @@ def refuse(world: World) -> None:
     accelerator = build(world)
     problems: list[tuple[nn.Module, str]] = [
         (nn.Linear(2, 2), "needs at least 2 blocks of one class .* and Linear has no list of blocks"),
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "has batch normalisation"),
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "has batch normalization"),
     ]
     for model, problem in problems:
         with pytest.raises(MisuseError, match=problem):

@@ -123,7 +123,7 @@ def test_import_of_a_tpu(kind: str):
         ("a: &x 1\nb: *x\n", "anchors"),
         ("!!python/object:os.system {}\n", "tags"),
         ("- 1\n", "holds a list"),
-        ("colour: red\n", "has no value of an accelerate config file"),
+        ("color: red\n", "has no value of an accelerate config file"),
     ],
 )
 def test_import_refuses_what_is_no_such_file(

@@ -160,6 +160,6 @@ def test_a_mesh_that_is_refused_says_so() -> None:
     found = ask("--pp 2", model=model, data=data)
     assert found is not None
     assert found.best is None
-    assert "pp 2 was passed over: Sequential has batch normalisation" in as_text(found)
+    assert "pp 2 was passed over: Sequential has batch normalization" in as_text(found)
     with pytest.raises(ConfigError, match="mesh pp 3: 3 does not divide 2 workers; use 1, 2"):
         ask("--pp 3", model=model, data=data)

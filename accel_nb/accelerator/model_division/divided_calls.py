@@ -66,7 +66,7 @@ Result = TypeVar("Result")
 
 _HALF_TOLERANCE = 3e-2
 _MIN_ROWS_PER_RANK = 2
-"""With one row, code such as ``squeeze()`` behaves differently, and batch normalisation has no variance."""
+"""With one row, code such as ``squeeze()`` behaves differently, and batch normalization has no variance."""
 _NUM_COMPARED = 32
 """How many elements of a call's arguments the ranks compare, in the first call, the second, the fourth, and so on."""
 _ROUNDING = 1e-3
@@ -351,7 +351,7 @@ class DividedCalls:
 
     @contextmanager
     def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
-        """Compute batch normalisation and random numbers inside of the block as one device would."""
+        """Compute batch normalization and random numbers inside of the block as one device would."""
         with ExitStack() as stack:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
                 stack.enter_context(synchronized_batch_norm(self.exchange))
@@ -435,7 +435,7 @@ class DividedCalls:
         is_compiled = self._is_compiled_model(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
         if is_compiled and has_norms:
-            return DivisionRefusal("it is compiled, with batch normalisation")
+            return DivisionRefusal("it is compiled, with batch normalization")
         with self._mark_inside():
             return find_layout(
                 model,

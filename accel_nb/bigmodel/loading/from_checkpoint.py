@@ -59,15 +59,15 @@ def load(
     its activations, and for keys and values of each block (``activations``, ``kv_cache``: explicit sizes in bytes). If
     the model does not fit, the speed of the device and of transfers is measured for some milliseconds (``pace``:
     explicit values, see `infer_auto_device_map`), and parts are placed so that such a forward takes the least time.
-    ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantises linear layers one at a time while they are
-    loaded; it is not needed for a checkpoint that is stored quantised. The other arguments are those of
+    ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantizes linear layers one at a time while they are
+    loaded; it is not needed for a checkpoint that is stored quantized. The other arguments are those of
     `load_checkpoint_and_dispatch`. Raises `ConfigError` with all problems.
     """
     model = _build_empty(model_class, builder, config)
     was_quantized = replace_quantized_layers(model, checkpoint)
     if quantization is not None:
         if was_quantized:
-            raise ConfigError(f"{checkpoint} holds quantised weights already; leave quantization out")
+            raise ConfigError(f"{checkpoint} holds quantized weights already; leave quantization out")
         if isinstance(quantization, BnbQuantizationConfig):
             dtype = dtype or quantization.dtype
             quantization = quantization.as_quantization()

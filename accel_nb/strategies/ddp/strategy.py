@@ -442,7 +442,7 @@ class _Replica:
 
 
 def _is_refused(model: nn.Module) -> bool:
-    """Return whether DDP refuses a model, as one on the CPU with synchronized batch normalisation."""
+    """Return whether DDP refuses a model, as one on the CPU with synchronized batch normalization."""
     is_on_host = any(value.is_cpu for value in model.parameters())
     return is_on_host and any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
 

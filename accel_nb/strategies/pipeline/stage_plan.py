@@ -71,8 +71,8 @@ def plan_stages(
         )
     if is_in_parts and any(isinstance(part, _BatchNorm) for part in model.modules()):
         return Refusal(
-            f"{kind} has batch normalisation, whose statistics would be those of micro-batches",
-            "set mesh.micro_batches to 1, or use layers that normalise each sample",
+            f"{kind} has batch normalization, whose statistics would be those of micro-batches",
+            "set mesh.micro_batches to 1, or use layers that normalize each sample",
         )
     names = tuple(f"{name}.{leaf}" if name else leaf for leaf in blocks)
     if split_points:
