@@ -95,7 +95,7 @@ def as_data(found: Forecast) -> dict[str, Any]:
                 "parameters": plan.usage.parameters,
                 "gradients": plan.usage.gradients,
                 "optimizer": plan.usage.optimizer,
-                "activations": plan.usage.activations if found.knows_activations else None,
+                "activations": plan.usage.activations if found.has_activations else None,
                 "exchange": plan.usage.exchange,
                 "step": plan.usage.step,
                 "host": plan.usage.host,
@@ -194,7 +194,7 @@ def _row(found: Forecast, plan: Plan, checkpointed: Plan | None) -> Sequence[str
     return (
         plan.layout.name + mark,
         *(size_text(size) if size else "-" for size in sizes),
-        size_text(usage.activations) if found.knows_activations else "?",
+        size_text(usage.activations) if found.has_activations else "?",
         size_text(usage.exchange) if usage.exchange else "-",
         size_text(usage.host) if usage.host else "-",
         size_text(usage.messages) if usage.messages else "-",

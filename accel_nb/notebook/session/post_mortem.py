@@ -74,7 +74,7 @@ def _describe_remedies(
     if forecast is None:
         yield "  what would fit is not known: the notebook has no model, or several; `%accelerate plan MODEL` forecasts"
         return
-    if not forecast.knows_activations:
+    if not forecast.has_activations:
         yield f"  what would fit is not known: {'; '.join(forecast.notes)}"
         return
     changes = list(_forecast_changes(forecast, config))
