@@ -4,7 +4,8 @@ All ranks run the code of a plain cell, so they all open the same paths for writ
 themselves. Every other rank writes to anonymous temporary files, its *versions* of the paths, which are deleted when
 the cell ends. Where such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be
 written and read back in one cell without waiting for rank 0. A path that such a rank removes is hidden from this rank,
-and not removed. A path that rank 0 has changed is as before for a rank that has not reached that change yet (`ChangedPaths`).
+and not removed. A path that rank 0 has changed is as before for a rank that has not reached that change yet
+(`ChangedPaths`).
 
 Python's functions for files, those of torch, safetensors and h5py, databases of ``sqlite3`` and the functions of
 `library_files` are redirected. Other files that a library writes in C code are not.
