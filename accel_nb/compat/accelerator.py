@@ -86,7 +86,15 @@ class Accelerator(OwnAccelerator):
         self._arguments = {name: value for name, value in given.items() if name not in _NO_ARGUMENTS} | options
         self.project_configuration = _project(project_config, project_dir)
         self.gradient_accumulation_plugin = gradient_accumulation_plugin
-        gradient_accumulation_steps = _num_accumulated(gradient_accumulation_steps, gradient_accumulation_plugin)
+        if gradient_accumulation_steps == 1:
+            gradient_accumulation_steps = int(get_variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
+        if gradient_accumulation_plugin is not None and gradient_accumulation_plugin.num_steps is not None:
+            if gradient_accumulation_steps not in (1, gradient_accumulation_plugin.num_steps):
+                raise ValueError(
+                    f"gradient_accumulation_steps={gradient_accumulation_steps} and num_steps="
+                    f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
+                )
+            gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
         chosen: Any
         named_plugins: dict[str, DeepSpeedPlugin]
         chosen, named_plugins = choose_plugin(deepspeed_plugin, deepspeed_plugins)
@@ -99,13 +107,13 @@ class Accelerator(OwnAccelerator):
         require_folder(log_with, self.project_configuration.logging_dir)
         self._registered = registered_names(log_with)
         if self._registered:
-            trackers = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
-            log_with = [item for item in trackers if item not in self._registered] or None
-        if parse_flag_from_env("ACCELERATE_DEBUG_MODE"):
-            _set_default(options, "debug", True)
-        if step_scheduler_with_optimizer:
+            given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
+            log_with = [item for item in given if item not in self._registered] or None
+        if parse_flag_from_env("ACCELERATE_DEBUG_MODE") and not _is_set("debug", options.get("config")):
+            options["config"] = {**(options.get("config") or {}), "debug": True}
+        if step_scheduler_with_optimizer and not _is_set("schedule", options.get("config")):
             # Scripts compute a schedule from the length of a loader before it is divided.
-            _set_default(options, "schedule", "samples")
+            options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
         precision = precision.lower() if isinstance(precision, str) else precision
         has_choice = fsdp_plugin or chosen or options.get("strategy") or _is_set("strategy", options.get("config"))
@@ -141,8 +149,20 @@ class Accelerator(OwnAccelerator):
         handlers = {type(item).__name__: item for item in kwargs_handlers or ()}
         vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in handlers.items()})
         self._plugin_options = chosen.as_options() if named_plugins else None
-        self._follow_accelerate(has_sentinels=_is_set("sentinels", options.get("config")))
-        mesh = self._build_mesh(parallelism_config)
+        self._collectives.keeps_scalars = True
+        self._stepper.window.rescales_short_windows = False
+        self._stepper.window.counts_blocks_only = True
+        if not _is_set("sentinels", options.get("config")):
+            # Programs for accelerate handle such losses themselves, and run with such optimizers.
+            self._stepper.meter.accept_nan()
+            self._stepper.refuses_unprepared = False
+        mesh = None
+        if parallelism_config is not None:
+            parallelism_config.check_world(self._world.size)
+            # Built here, since every rank builds an Accelerator, and any of them may read the mesh.
+            mesh = parallelism_config.build_device_mesh(
+                self.device.type, getattr(self.components.strategy, "device_mesh", None)
+            )
         self.parallelism_config_given = parallelism_config
         self.step_scheduler_with_optimizer, self.rng_types = step_scheduler_with_optimizer, rng_types
         self.device_placement, self.dataloader_config = device_placement, dataloader_config or DataLoaderConfiguration()
@@ -162,26 +182,6 @@ class Accelerator(OwnAccelerator):
         self._gradient_state = GradientState(gradient_accumulation_plugin)
         of_self = weakref.ref(self)  # the shared state keeps no accelerator alive
         self._gradient_state.bind(self._stepper.window, lambda: () if (own := of_self()) is None else own._dataloaders)
-
-    def _follow_accelerate(self, *, has_sentinels: bool) -> None:
-        """Set the semantics of accelerate for scalars, accumulation and, unless the user has set them, sentinels."""
-        self._collectives.keeps_scalars = True
-        self._stepper.window.rescales_short_windows = False
-        self._stepper.window.counts_blocks_only = True
-        if not has_sentinels:
-            # Programs for accelerate handle such losses themselves, and run with such optimizers.
-            self._stepper.meter.accept_nan()
-            self._stepper.refuses_unprepared = False
-
-    def _build_mesh(self, parallelism_config: Any) -> Any:
-        """Return the device mesh of a configuration; None without one. Every rank must call."""
-        if parallelism_config is None:
-            return None
-        parallelism_config.check_world(self._world.size)
-        # Built at once, since every rank builds an Accelerator, and any of them may read the mesh.
-        return parallelism_config.build_device_mesh(
-            self.device.type, getattr(self.components.strategy, "device_mesh", None)
-        )
 
     def __reduce__(self) -> Any:
         """Copy an accelerator: one with its arguments is built, and prepares copies of what it has prepared."""
@@ -473,11 +473,11 @@ class Accelerator(OwnAccelerator):
             self._tracked.thread.wait_started()  # programs call methods of the objects that they have made
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
-        """Report values by name; None is not a value, as of averages that have not begun, and is left out."""
+        """Report values by name; None is no value, as of averages that have not begun, and is left out."""
         super().log({name: value for name, value in values.items() if value is not None}, step, log_kwargs)
 
     def _tracked_step(self, step: int | None) -> int | None:
-        """Return the step that trackers get: None if none is given, so that trackers which count values continue."""
+        """Return the step that trackers get: none if none is given, so that those that count values go on counting."""
         return step
 
     # --- files ---
@@ -661,26 +661,6 @@ def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[
     if not isinstance(given, ProjectConfiguration):
         return ProjectConfiguration(**vars(given))
     return given
-
-
-def _num_accumulated(given: int, plugin: GradientAccumulationPlugin | None) -> int:
-    """Return the micro-batches of a step: of the argument, the plugin or the environment."""
-    if given == 1:
-        given = int(get_variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
-    if plugin is None or plugin.num_steps is None:
-        return given
-    if given not in (1, plugin.num_steps):
-        raise ValueError(
-            f"gradient_accumulation_steps={given} and num_steps={plugin.num_steps} of gradient_accumulation_plugin "
-            "disagree; give one"
-        )
-    return plugin.num_steps
-
-
-def _set_default(options: dict[str, Any], name: str, value: Any) -> None:
-    """Add an option to ``config``, unless the user has set it."""
-    if not _is_set(name, options.get("config")):
-        options["config"] = {**(options.get("config") or {}), name: value}
 
 
 def _is_set(name: str, config: Any) -> bool:

@@ -95,10 +95,10 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
         return options
 
 
-_NO_OPTION = "there is no option for it; leave it out"
+_NOTHING = "there is no option for it; leave it out"
 _REFUSED = {
     "mixed_precision_policy": "give mixed_precision, and fsdp.reduce_dtype, in which gradients are averaged",
-    "ignored_modules": _NO_OPTION,
+    "ignored_modules": _NOTHING,
     "param_init_fn": "build the model on the meta device, and give fsdp.weights",
 }
 
@@ -111,18 +111,18 @@ def _policy_fields(policy: Any) -> dict[str, Any]:
     """Return the fields that correspond to a wrap policy given as a function; none for other values."""
     if not callable(policy):
         return {}
-    call = cast(
+    known = cast(
         "functools.partial[Any]", policy if isinstance(policy, functools.partial) else functools.partial(policy)
     )
-    name = getattr(call.func, "__name__", type(call.func).__name__)
+    name = getattr(known.func, "__name__", type(known.func).__name__)
     if name == "transformer_auto_wrap_policy":
-        classes: Iterable[type[nn.Module]] = call.keywords.get("transformer_layer_cls", ())
+        classes: Iterable[type[nn.Module]] = known.keywords.get("transformer_layer_cls", ())
         return {
             "auto_wrap_policy": "transformer_based_wrap",
             "transformer_cls_names_to_wrap": sorted(kind.__name__ for kind in classes),
         }
     if name == "size_based_auto_wrap_policy":
-        smallest = call.keywords.get("min_num_params", 100_000_000)  # torch's own default
+        smallest = known.keywords.get("min_num_params", 100_000_000)  # torch's own default
         return {"auto_wrap_policy": "size_based_wrap", "min_num_params": smallest}
     return {"auto_wrap_policy": f"the function {name}"}
 

@@ -1,6 +1,6 @@
-"""Sets whose order differs on the workers.
+"""Sets whose order is another one on the workers.
 
-The order of strings depends on the process, that of numbers on how the set was filled, which a copy does not keep.
+The order of text depends on the process, that of numbers on how the set was filled, which a copy does not know.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUM_FIRST = 100
 
 
 class SetOrder:
-    """The sets of the notebook that the workers have copies of, whose order differs there."""
+    """The sets of the notebook that the workers have copies of, whose order is another one there."""
 
     def __init__(self) -> None:
         # The names of sets of text that the notebook made and the workers have copies of.
@@ -47,8 +47,8 @@ class SetOrder:
     def describe(self, tree: ast.AST, names: Collection[str]) -> list[str]:
         """Return lines about the sets of a cell's names whose order may have an effect; ``tree`` is the cell's code.
 
-        These are sets of strings that the code iterates, since most are only used for membership tests, and all sets of
-        numbers that copies reorder: they are mostly indices, which functions iterate.
+        These are sets of text that the code goes through, since most are only asked whether they contain something,
+        and all sets of numbers that copies reorder: they are mostly indices, which functions go through.
         """
         found = self._of_text.intersection(names)
         found = found.intersection(_iterated_names(tree)) if found else found
