@@ -28,6 +28,21 @@ ACTIONS = (
 )  # fmt: skip
 MODULE_START = re.compile(rf"(?:{'|'.join(ACTIONS)})\b")
 PERSON = re.compile(r"\b(?:whoever|nobody|somebody)\b", re.IGNORECASE)
+# Words with a standard term, in Python's docstrings, comments and messages.
+TERMS = {
+    "asked for": "requested",
+    "believes": "a verb of what the code does",
+    "data set": "dataset",
+    "data sets": "datasets",
+    "goes on": "continues",
+    "hears": "a verb of what the code does",
+    "knows": "a verb of what the code does",
+    "not served": "not supported",
+    "tells": "a verb of what the code does",
+    "texts": "strings",
+    "without a word": "without a message",
+}
+OTHER_TERM = re.compile(rf"\b(?:{'|'.join(TERMS)})\b", re.IGNORECASE)
 NAME = re.compile(r"_*(?:hear|tell|let_go|give_back|take_up)(?:_|$)")
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -85,17 +100,24 @@ def _strings(tree: ast.AST) -> Iterator[Finding]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 1:
             for offset, line in enumerate(node.value.splitlines()):
                 yield from _persons(line, node.lineno + offset)
+                yield from _terms(line, node.lineno + offset)
 
 
 def _comments(text: str) -> Iterator[Finding]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield from _persons(token.string, token.start[0])
+            yield from _terms(token.string, token.start[0])
 
 
 def _persons(text: str, line: int) -> Iterator[Finding]:
     for match in PERSON.finditer(text):
         yield Finding(line, f"{match.group()!r}: name the process, rank or object")
+
+
+def _terms(text: str, line: int) -> Iterator[Finding]:
+    for match in OTHER_TERM.finditer(text):
+        yield Finding(line, f"{match.group()!r}: use {TERMS[match.group().lower()]!r}")
 
 
 def main(words: Sequence[str]) -> int:

@@ -30,8 +30,8 @@ def is_of_stdlib(file: str) -> bool:
 def is_of_package(file: str) -> bool:
     """Return whether a file is of an installed package.
 
-    Such a file is in a folder for packages, or pip has recorded it in a folder of the import path that it was told to
-    install into. The files of a package that is installed for editing are the user's.
+    Such a file is in a folder for packages, or pip has recorded it in another folder of the import path (``--target``).
+    The files of an editable installation are the user's.
     """
     path = _real_path(file)
     return (

@@ -1,4 +1,4 @@
-"""Detection and hiding of secrets in texts; stateless. See also `accel_nb.runtime.process.secrets`.
+"""Detection and hiding of secrets in strings; stateless. See also `accel_nb.runtime.process.secrets`.
 
 Secrets are tokens in the formats of common services, user information in URLs, private keys, and values of names such
 as ``password``, ``api_key`` or ``hf_token``.

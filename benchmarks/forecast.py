@@ -28,7 +28,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch normalisation and a residual connection."""
+    """Two convolutions with batch normalization and a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

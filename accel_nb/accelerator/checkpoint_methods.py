@@ -75,7 +75,7 @@ class CheckpointMethods(ProcessView):
                 f"load_state was given the layout {layout!r} and the folder {input_dir!r}: a layout is 'accel_nb' or "
                 "'accelerate', and the latter needs a folder"
             )
-        return self.components.state.load_foreign(input_dir, strict=strict)
+        return self.components.state.load_accelerate_folder(input_dir, strict=strict)
 
     def skip_first_batches(self, dataloader: DataLoader[T], num_batches: int = 0) -> SkippedBatchesLoader:
         """Return an iterable over a prepared loader that skips its first batches on this rank, without reading them.
@@ -135,15 +135,15 @@ class CheckpointMethods(ProcessView):
                 "save_model(safe_serialization=False) is not supported: it would write pickles. Leave it out for "
                 "safetensors, or write torch.save(accelerator.get_state_dict(model), PATH) on the main process"
             )
-        is_divided = self.components.strategy.capabilities.shards_params
-        if not is_divided and not self.is_main_process:
+        is_sharded = self.components.strategy.capabilities.shards_params
+        if not is_sharded and not self.is_main_process:
             return
         files = WeightWriter(save_directory, max_shard_size, dtype)
         state = self.components.strategy.read_state(Bundle((model,)), copied=False)["models"][0]
         for name, value in gather_weights(drop_tied_duplicates(state, find_tied(model)), self._comm):
             if self.is_main_process:
                 files.add(name, value)
-        if is_divided:
+        if is_sharded:
             self._on_main(files.finish)
         else:
             files.finish()

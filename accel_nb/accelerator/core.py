@@ -401,7 +401,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         and reduce may be called.
         """
         if even_batches is not None and not isinstance(even_batches, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise MisuseError(f"even_batches is {even_batches!r}; it is True, False or None")
+            raise MisuseError(f"even_batches is {even_batches!r}; it must be True, False or None")
         loaders = [item for item in self.prepared_objects if is_sharded(item)]
         if even_batches:
             return override_even_batches(loaders, True)

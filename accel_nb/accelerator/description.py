@@ -71,8 +71,8 @@ def _notes(components: Components, objects: Sequence[Any]) -> list[str]:
         notes += [f"{name} {value}" for name, value in components.strategy.describe().items()]
     if preparer.has_early_schedule and "schedule" not in components.resolved.given:
         notes.append(
-            f"schedules advance once for each optimizer step: --schedule samples for one that was computed from a "
-            f"loader's length before prepare, {components.data_world.size} times as long"
+            "schedules advance once for each optimizer step; use --schedule samples for one whose length was computed "
+            f"from a loader before prepare, when the loader was {components.data_world.size} times as long"
         )
     if components.stepper.window.size > 1:
         notes.append(f"accumulate {components.stepper.window.size} batches for one step")

@@ -40,7 +40,7 @@ class LocalSGD:
         self._num_steps = 0
         strategy = self._stepper.strategy
         if type(local_sgd_steps) is not int or local_sgd_steps < 1:
-            raise MisuseError(f"local_sgd_steps is {local_sgd_steps!r}; it is a whole number of at least 1")
+            raise MisuseError(f"local_sgd_steps is {local_sgd_steps!r}; it must be a whole number of at least 1")
         if not any(known is model for known in self._stepper.bundle.models):
             raise MisuseError(f"this {type(model).__name__} is not prepared; call accelerator.prepare(model) before")
         if self._is_enabled and not strategy.capabilities.keeps_local:

@@ -35,7 +35,7 @@ class StateProperties(ProcessView):
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
         if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise MisuseError(f"gradient_accumulation_steps is {steps!r}; it is a whole number of at least 1")
+            raise MisuseError(f"gradient_accumulation_steps is {steps!r}; it must be a whole number of at least 1")
         self._stepper.set_accumulation(steps)
 
     @property
@@ -103,7 +103,7 @@ class StateProperties(ProcessView):
     @even_batches.setter
     def even_batches(self, is_on: bool) -> None:
         if not isinstance(is_on, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise MisuseError(f"even_batches is {is_on!r}; it is True or False")
+            raise MisuseError(f"even_batches is {is_on!r}; it must be True or False")
         self.components.preparer.data = self.components.preparer.data.model_copy(update={"even_batches": is_on})
 
     @property

@@ -156,17 +156,17 @@ class StagingBuffer:
         self._device = device
         self._buffer: Tensor | None = None
 
-    def copy(self, draft: SavePlan) -> dict[int, memoryview]:
+    def copy(self, plan: SavePlan) -> dict[int, memoryview]:
         """Copy the tensors that this rank writes, and return each task's bytes by the task's id."""
         places, end = [], 0
-        for task in draft.tasks:
+        for task in plan.tasks:
             places.append(end)
             end += -(-task.num_bytes // _ALIGNMENT) * _ALIGNMENT
         buffer = self._allocate(end)
         staged: dict[int, memoryview] = {}
         with torch.no_grad():
-            for task, start in zip(draft.tasks, places, strict=True):
-                source = task_tensor(draft.leaves[task.tensor.path], task)
+            for task, start in zip(plan.tasks, places, strict=True):
+                source = task_tensor(plan.leaves[task.tensor.path], task)
                 flat = buffer[start : start + task.num_bytes]
                 if source.numel():
                     flat.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
@@ -174,7 +174,7 @@ class StagingBuffer:
         kind = device_type(self._device)
         if kind.has_streams:
             kind.current_stream(self._device).synchronize()
-        draft.leaves.clear()  # the background job must not reference the model
+        plan.leaves.clear()  # the background job must not reference the model
         return staged
 
     def free(self) -> None:
@@ -193,22 +193,22 @@ class StagingBuffer:
 class _Finish:
     """Completes the save on rank 0 once all ranks have reported; returns a problem instead of raising it."""
 
-    def __init__(self, draft: SavePlan, keep: int | None) -> None:
-        self._draft = draft
+    def __init__(self, plan: SavePlan, keep: int | None) -> None:
+        self._plan = plan
         self._keep = keep
 
     def __call__(self, parts: Sequence[WriteReport]) -> str | None:
-        draft = self._draft
+        plan = self._plan
         try:
-            commit(draft, parts)
+            commit(plan, parts)
         except CheckpointError as error:
             return str(error)
         try:
-            draft.store.write_latest(draft.name)
+            plan.store.write_latest(plan.name)
             if self._keep is not None:
-                remove_oldest(draft.store, draft.origin.run, self._keep, newest=draft.name)
+                remove_oldest(plan.store, plan.origin.run, self._keep, newest=plan.name)
         except (AccelNbError, OSError) as error:
-            return f"{draft.url} is saved and complete, but updating latest or removing old checkpoints failed: {error}"
+            return f"{plan.url} is saved and complete, but updating latest or removing old checkpoints failed: {error}"
         return None
 
 
@@ -220,13 +220,13 @@ class _Job:
 
     def __init__(
         self,
-        draft: SavePlan,
+        plan: SavePlan,
         staged: dict[int, memoryview] | str,
         world_size: int,
         finish: Callable[[Sequence[WriteReport]], str | None],
         started: float,
     ) -> None:
-        self._draft = draft
+        self._plan = plan
         self._staged = staged
         self._world_size = world_size
         self._finish = finish
@@ -262,22 +262,22 @@ class _Job:
         try:
             self._problem = self._save()
         except Exception as error:  # raised by the next call
-            self._problem = f"{self._draft.url} was not saved: {type(error).__name__}: {error}"
+            self._problem = f"{self._plan.url} was not saved: {type(error).__name__}: {error}"
         self._ended = time.monotonic()
 
     def _save(self) -> str | None:
-        draft = self._draft
-        part = {"problem": self._staged} if isinstance(self._staged, str) else write_share(draft, self._buffers)
-        if draft.rank > 0:
-            draft.store.write_atomically(
-                draft.folder, write_report_file(draft.rank, draft.suffix), json.dumps(part).encode()
+        plan = self._plan
+        part = {"problem": self._staged} if isinstance(self._staged, str) else write_share(plan, self._buffers)
+        if plan.rank > 0:
+            plan.store.write_atomically(
+                plan.folder, write_report_file(plan.rank, plan.suffix), json.dumps(part).encode()
             )
             return part.get("problem")
         parts = [part]
-        names = [write_report_file(rank, draft.suffix) for rank in range(1, self._world_size)]
+        names = [write_report_file(rank, plan.suffix) for rank in range(1, self._world_size)]
         for rank, name in enumerate(names, 1):
             parts.append(self._await_report(rank, name) if "problem" not in part else {"problem": "rank 0 failed"})
-        draft.store.remove_files(draft.folder, names)
+        plan.store.remove_files(plan.folder, names)
         return self._finish(parts)
 
     def _buffers(self, tasks: Sequence[WriteTask]) -> Iterator[memoryview]:
@@ -291,8 +291,8 @@ class _Job:
         pause, last = _POLL_S
         deadline = time.monotonic() + REPORT_TIMEOUT_S
         while not self._is_cancelled.is_set():
-            if self._draft.store.exists(self._draft.folder, name):
-                return json.loads(self._draft.store.read(self._draft.folder, name, 1 << 28))
+            if self._plan.store.exists(self._plan.folder, name):
+                return json.loads(self._plan.store.read(self._plan.folder, name, 1 << 28))
             if time.monotonic() > deadline:
                 return {"problem": f"rank {rank} did not finish writing within {REPORT_TIMEOUT_S:.0f} s"}
             self._is_cancelled.wait(pause)

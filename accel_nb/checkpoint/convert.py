@@ -107,17 +107,17 @@ def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_sha
         raise CheckpointError(f"{store.url}/{name} exists; give a folder that does not")
     check_name_is_free(store, name, source.manifest.origin.run)
     suffix = "" if store.supports_rename else f"-{save_id}"
-    plan = plan_writes(plans, [{}] * num_shares, suffix)
+    writes = plan_writes(plans, [{}] * num_shares, suffix)
     folder = store.begin(name, save_id)
     state = encoded.to_bytes()
-    drafts = [
-        SavePlan(store, name, folder, save_id, source.manifest.origin, state, plan, encoded.leaves, rank, suffix)
+    rank_plans = [
+        SavePlan(store, name, folder, save_id, source.manifest.origin, state, writes, encoded.leaves, rank, suffix)
         for rank in range(num_shares)
     ]
     try:
-        parts = [write_share(draft, lambda tasks: live_buffers(encoded.leaves, tasks)) for draft in drafts]
+        parts = [write_share(plan, lambda tasks: live_buffers(encoded.leaves, tasks)) for plan in rank_plans]
     except BaseException:
-        abandon(drafts[0])
+        abandon(rank_plans[0])
         raise
-    commit(drafts[0], parts)
-    return drafts[0].url
+    commit(rank_plans[0], parts)
+    return rank_plans[0].url

@@ -94,15 +94,15 @@ def reserve_folder(
 
     Raises `CheckpointError` on every rank, as `plan_save` does. Release it with ``store.discard`` if it is not used.
     """
-    place: ReservedFolder | None = None
+    reserved: ReservedFolder | None = None
     problem: str | None = None
     if comm.world.is_main:
         try:
-            place = _begin(store, name, run, may_replace)
+            reserved = _begin(store, name, run, may_replace)
         except (AccelNbError, OSError) as error:
             problem = str(error)
     with _warn_if_alone(comm, name):
-        sent = comm.all_gather_json([None if place is None else [place.save_id, place.folder], problem])[0]
+        sent = comm.all_gather_json([None if reserved is None else [reserved.save_id, reserved.folder], problem])[0]
     if sent[1] is not None:
         raise CheckpointError(f"{name} was not saved; rank 0: {sent[1]}")
     return ReservedFolder(*sent[0])
@@ -120,7 +120,7 @@ def plan_save(
     store: Store,
     name: str,
     tree: Any,
-    facts: CheckpointOrigin,
+    origin: CheckpointOrigin,
     comm: Communicator,
     reserved: ReservedFolder | None = None,
     *,
@@ -142,7 +142,7 @@ def plan_save(
             raise CheckpointError(f"{store.url}: each process has a store of its own there; ranks cannot share it")
         encoded = encode(tree)
         if rank == 0 and reserved is None:
-            reserved = _begin(store, name, facts.run, may_replace)
+            reserved = _begin(store, name, origin.run, may_replace)
     except (AccelNbError, OSError) as error:
         problem = str(error)
     plans = [_plan(path, leaf) for path, leaf in encoded.leaves.items()]
@@ -173,13 +173,13 @@ def plan_save(
             {path: Region(tuple(offsets), tuple(shape)) for path, (offsets, shape) in received["parts"].items()}
             for received in messages
         ]
-        plan = plan_writes(plans, slices, suffix)
+        writes = plan_writes(plans, slices, suffix)
     except CheckpointError:
         if rank == 0 and folder:
             store.discard(folder, ())
         raise
     state = encoded.to_bytes() if rank == 0 else b""
-    return SavePlan(store, name, folder, save_id, facts, state, plan, encoded.leaves, rank, suffix, may_replace)
+    return SavePlan(store, name, folder, save_id, origin, state, writes, encoded.leaves, rank, suffix, may_replace)
 
 
 @contextmanager
@@ -224,68 +224,68 @@ def check_name_is_free(store: Store, name: str, run: str, *, may_replace: bool =
     if found.origin.run != run and not may_replace:
         raise CheckpointError(
             f"{store.url}/{name} was written by another run ({found.origin.run}, {found.origin.created}); it is not "
-            "changed. Give another folder, or load from this one to go on with that run"
+            "changed. Give another folder, or load from this one to continue that run"
         )
 
 
-def write_share(draft: SavePlan, buffers: Callable[[Sequence[WriteTask]], Iterator[memoryview]]) -> WriteReport:
+def write_share(plan: SavePlan, buffers: Callable[[Sequence[WriteTask]], Iterator[memoryview]]) -> WriteReport:
     """Write this rank's files and return the report for rank 0; a failure is reported, not raised.
 
     ``buffers(tasks)`` yields the bytes of the tasks of one file, in order.
     """
     files: dict[str, Any] = {}
     try:
-        for file, group in groupby(draft.tasks, key=lambda task: task.file):
+        for file, group in groupby(plan.tasks, key=lambda task: task.file):
             tasks = list(group)
             header = encode_header({task.key: (task.tensor.dtype, task.region.shape, task.num_bytes) for task in tasks})
             with _ChunkChecksums() as sums:
                 content = _join_small([memoryview(header)], buffers(tasks))
-                draft.store.write(draft.folder, file, sums.update(content))
+                plan.store.write(plan.folder, file, sums.update(content))
                 files[file] = [sums.size, sums.values()]
-        if draft.rank == 0:
-            name = state_file(draft.suffix)
-            draft.store.write(draft.folder, name, [draft.state])
-            record = make_file_record(draft.state)
+        if plan.rank == 0:
+            name = state_file(plan.suffix)
+            plan.store.write(plan.folder, name, [plan.state])
+            record = make_file_record(plan.state)
             files[name] = [record.size, list(record.checksums)]
     except (AccelNbError, OSError, RuntimeError) as error:
         return {"problem": f"{type(error).__name__}: {error}"}
     return {"files": files}
 
 
-def commit(draft: SavePlan, parts: Sequence[WriteReport]) -> Manifest:
+def commit(plan: SavePlan, parts: Sequence[WriteReport]) -> Manifest:
     """Complete the checkpoint; rank 0 only. Raises `CheckpointError` after removal of all its files."""
     try:
         for rank, part in enumerate(parts):
             if "problem" in part:
-                raise CheckpointError(f"{draft.url} was not saved; rank {rank}: {part['problem']}")
+                raise CheckpointError(f"{plan.url} was not saved; rank {rank}: {part['problem']}")
         files = {name: FileRecord(size, tuple(sums)) for part in parts for name, (size, sums) in part["files"].items()}
         for name, record in files.items():
-            size = draft.store.size(draft.folder, name)
+            size = plan.store.size(plan.folder, name)
             if size != record.size:
-                raise CheckpointError(f"{draft.url} was not saved: {name} has {size} bytes instead of {record.size}")
+                raise CheckpointError(f"{plan.url} was not saved: {name} has {size} bytes instead of {record.size}")
         # Checked again, since another job may have written the name meanwhile.
-        check_name_is_free(draft.store, draft.name, draft.origin.run, may_replace=draft.may_replace)
-        manifest = Manifest(draft.save_id, draft.origin, state_file(draft.suffix), files, draft.writes.records())
-        draft.store.commit(draft.folder, draft.name, draft.save_id, manifest.to_bytes())
+        check_name_is_free(plan.store, plan.name, plan.origin.run, may_replace=plan.may_replace)
+        manifest = Manifest(plan.save_id, plan.origin, state_file(plan.suffix), files, plan.writes.records())
+        plan.store.commit(plan.folder, plan.name, plan.save_id, manifest.to_bytes())
     except CorruptCheckpoint as error:
-        abandon(draft)
+        abandon(plan)
         raise CheckpointError(
-            f"{draft.url} was not saved: rank 0 does not see a file of another rank ({error})"
+            f"{plan.url} was not saved: rank 0 does not find a file of another rank ({error})"
         ) from error
     except OSError as error:
-        abandon(draft)
-        raise CheckpointError(f"{draft.url} was not saved: {error}") from error
+        abandon(plan)
+        raise CheckpointError(f"{plan.url} was not saved: {error}") from error
     except CheckpointError:
-        abandon(draft)
+        abandon(plan)
         raise
     return manifest
 
 
-def abandon(draft: SavePlan) -> None:
+def abandon(plan: SavePlan) -> None:
     """Remove the files of a checkpoint that is not completed; rank 0 only."""
-    files = {task.file for tasks in draft.writes.tasks for task in tasks}
+    files = {task.file for tasks in plan.writes.tasks for task in tasks}
     with suppress(AccelNbError, OSError):  # files that cannot be removed are ignored by readers: no manifest lists them
-        draft.store.discard(draft.folder, (*files, state_file(draft.suffix)))
+        plan.store.discard(plan.folder, (*files, state_file(plan.suffix)))
 
 
 def live_buffers(leaves: dict[str, StateLeaf], tasks: Iterable[WriteTask]) -> Iterator[memoryview]:

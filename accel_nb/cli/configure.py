@@ -41,7 +41,7 @@ def _init(words: Sequence[str]) -> str:
     from accel_nb.runtime.process.hardware import inspect_machine
 
     parser = CommandParser(prog="accel-nb config init", description="Create a file of options for this machine.")
-    parser.add_argument("--out", metavar="FILE", help="the new file; without it the text is printed")
+    parser.add_argument("--out", metavar="FILE", help="the file to create; by default the text is printed")
     options = parser.parse_args(words)
     machine = inspect_machine()
     text = starter_file(len(machine.gpus), machine.num_cores)
@@ -59,7 +59,7 @@ def _import(words: Sequence[str]) -> str:
     parser.add_argument(
         "file", metavar="FILE", help="the file, often ~/.cache/huggingface/accelerate/default_config.yaml"
     )
-    parser.add_argument("--out", metavar="FILE", help="the new file of options; without it the options are printed")
+    parser.add_argument("--out", metavar="FILE", help="the file of options to create; by default they are printed")
     parser.add_json_flag()
     options = parser.parse_args(words)
     _, report = import_file(options.file)
@@ -78,7 +78,9 @@ def _deepspeed(words: Sequence[str]) -> str:
         "The flags of a run are accepted too; nothing is started.",
         allow_abbrev=False,
     )
-    parser.add_argument("--out", metavar="FILE", help="the new JSON file; without it the configuration is printed")
+    parser.add_argument(
+        "--out", metavar="FILE", help="the JSON file to create; by default the configuration is printed"
+    )
     options, flags = parser.parse_known_args(words)
     resolved = resolve([environment_layer(option_variables()), parse_flags(flags, source="command line")])
     report = show_deepspeed(resolved, on_gpus=uses_gpus(resolved.config.gpus, resolved.config.cpus))
@@ -95,7 +97,7 @@ def _write_new_file(path: str, text: str) -> str:
         with open(Path(path).expanduser(), "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"{path}: is there already, and is kept; give another --out or remove it") from None
+        raise ConfigError(f"{path}: already exists and was not changed; give another --out, or remove it") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
     return f"wrote {path}\n"

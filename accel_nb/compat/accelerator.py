@@ -155,7 +155,7 @@ class Accelerator(OwnAccelerator):
         if not _is_set("sentinels", options.get("config")):
             # Programs for accelerate handle such losses themselves, and run with such optimizers.
             self._stepper.meter.accept_nan()
-            self._stepper.refuses_foreign = False
+            self._stepper.refuses_unprepared = False
         mesh = None
         if parallelism_config is not None:
             parallelism_config.check_world(self._world.size)

@@ -59,7 +59,7 @@ class TorchTensorParallelConfig:
 
     def __post_init__(self) -> None:
         if self.enable_async_tp:
-            raise ConfigError("enable_async_tp=True is not served: layers are divided by transformers; leave it out")
+            raise ConfigError("enable_async_tp=True is not supported: layers are divided by transformers; leave it out")
 
 
 @dataclass
@@ -100,7 +100,7 @@ class ParallelismConfig:
             given = getattr(self, f"{name}_size")
             size = int(get_variable(f"{_PREFIX}{name}_size".upper(), "1")) if given is None else given
             if size < 1:
-                raise ValueError(f"{name}_size is {size}; it is a whole number of at least 1")
+                raise ValueError(f"{name}_size is {size}; it must be a whole number of at least 1")
             setattr(self, f"{name}_size", size)
         self.cp_backend = _check_choice("cp_backend", self.cp_backend or "torch", ("torch",))
         self.sp_backend = _check_choice("sp_backend", self.sp_backend or "deepspeed", ("deepspeed",))

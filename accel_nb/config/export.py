@@ -25,7 +25,7 @@ def generated_files() -> dict[str, str]:
 
 
 def write_generated(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Write the generated ``files`` (texts by path) below ``root``; return the paths of those that changed."""
+    """Write the generated ``files`` (contents by path) below ``root``; return the paths of those that changed."""
     stale = stale_files(root, files)
     for path in stale:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def write_generated(root: Path, files: Mapping[str, str]) -> list[str]:
 
 
 def stale_files(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Return the paths of the generated ``files`` (texts by path) that are missing or different below ``root``."""
+    """Return the paths of the generated ``files`` (contents by path) that are missing or different below ``root``."""
     return [
         path
         for path, text in files.items()
@@ -153,7 +153,7 @@ def _union(name: str, members: Sequence[str]) -> str:
 
 
 def run_command(arguments: Sequence[str], command: str, files: Mapping[str, str]) -> int:
-    """Write or check the generated ``files`` (texts by path); return the exit status."""
+    """Write or check the generated ``files`` (contents by path); return the exit status."""
     flags = [argument for argument in arguments if argument.startswith("-")]
     roots = [argument for argument in arguments if not argument.startswith("-")]
     if flags not in ([], ["--check"]) or len(roots) > 1:

@@ -189,9 +189,9 @@ def _unknown_flag_message(group: list[str]) -> str:
         return f"{word} is a group of flags{': ' if flags else ' that has none yet'}{flags}; name one of its flags"
     hint = did_you_mean(word.lstrip(_DASHES), _suggestions())
     if word.startswith("--"):
-        return f"{quoted(word)} is no flag{hint or '; the option reference lists all flags'}"
+        return f"{quoted(word)} is not a flag{hint or '; the option reference lists all flags'}"
     if word.startswith("-"):
-        return f"{quoted(word)} is no flag{hint}; flags start with two dashes"
+        return f"{quoted(word)} is not a flag{hint}; flags start with two dashes"
     hint = hint if word[:1] in _DASHES or f"--{word}" in _KNOWN else ""
     return f"{' '.join(map(quoted, group))} comes before the first flag{hint}; only flags can be given here"
 

@@ -40,15 +40,15 @@ def installed_entry_points(group: str) -> EntryPoints:
     return _all_entry_points().select(group=group)
 
 
-def with_installed_sections(base: type[S], taken: Collection[str]) -> type[S]:
-    """Return ``base`` with a field for each installed section; ``taken`` are names that a section must not have.
+def with_installed_sections(base: type[S], reserved: Collection[str]) -> type[S]:
+    """Return ``base`` with a field for each installed section; ``reserved`` are names that a section must not have.
 
     A section that cannot be used is left out with a warning, since a broken package must not break all imports.
     """
     fields: dict[str, Any] = {}
     for point in installed_entry_points(OPTIONS_GROUP):
         try:
-            fields[point.name] = _section(point, {*base.model_fields, *taken, *fields})
+            fields[point.name] = _section(point, {*base.model_fields, *reserved, *fields})
         except Exception as error:  # importing another package's module may raise any exception
             warnings.warn(
                 f"the options of strategy {point.name!r} ({point.value}) are left out: {type(error).__name__}: {error}",
@@ -57,9 +57,9 @@ def with_installed_sections(base: type[S], taken: Collection[str]) -> type[S]:
     return create_model(base.__name__, __base__=base, __module__=base.__module__, **fields) if fields else base
 
 
-def _section(point: EntryPoint, taken: Collection[str]) -> tuple[type[Section], object]:
+def _section(point: EntryPoint, reserved: Collection[str]) -> tuple[type[Section], object]:
     """Return the class and the field of an installed section."""
-    if not point.name.isidentifier() or point.name in taken:
+    if not point.name.isidentifier() or point.name in reserved:
         raise ValueError("the name must be a Python name that is not the name of another option")
     section = point.load()
     if not (isinstance(section, type) and issubclass(section, Section)):

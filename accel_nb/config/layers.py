@@ -337,7 +337,7 @@ def unknown_option_message(name: str, layer: Layer) -> str:
     """Return the line about an option that does not exist."""
     flags = {option.flag.replace("-", "_"): dotted for dotted, option in OPTIONS.items()}
     text = name if name.isprintable() and len(name) <= 80 else quoted(name)
-    return f"{text} is no option ({layer.origin(name)}){did_you_mean(name, flags | {o: o for o in OPTIONS})}"
+    return f"{text} is not an option ({layer.origin(name)}){did_you_mean(name, flags | {o: o for o in OPTIONS})}"
 
 
 def _display_value(value: object) -> object:
@@ -363,7 +363,7 @@ def _flatten(layer: Layer, problems: list[str]) -> dict[str, Any]:
             continue
         for option, inner in options.items():
             if not isinstance(option, str):
-                problems.append(f"{quoted(option)} is no option ({layer.source}); the names of options are text")
+                problems.append(f"{quoted(option)} is not an option ({layer.source}); the names of options are text")
             elif option in flat:
                 problems.append(f"{option} is set twice in {layer.source}, nested and dotted; remove one")
             else:

@@ -46,9 +46,9 @@ class PaddingCollate:
         side: Literal["right", "left"] = "right",
     ) -> None:
         if not isinstance(multiple_of, int) or multiple_of < 1:
-            raise MisuseError(f"PaddingCollate(multiple_of={multiple_of!r}): it is a whole number of at least 1")
+            raise MisuseError(f"PaddingCollate(multiple_of={multiple_of!r}): it must be a whole number of at least 1")
         if side not in ("right", "left"):
-            raise MisuseError(f"PaddingCollate(side={side!r}): it is 'right' or 'left'")
+            raise MisuseError(f"PaddingCollate(side={side!r}): it must be 'right' or 'left'")
         if mask_of is not None and mask is None:
             raise MisuseError(f"PaddingCollate(mask_of={mask_of!r}) has no effect without mask, the name of the mask")
         self._pad = pad

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from accel_nb.data.index_distribution import DataShard
 from accel_nb.data.order import BatchShare
-from accel_nb.data.prefetch import SharedBatch
+from accel_nb.data.prefetch import BatchAndShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.devices.registry import device_type
 
@@ -30,11 +30,11 @@ _FIRST_LENGTH = 1024
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _REMEDY = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
 
-Steps = Callable[[Sequence[int]], Iterator[list[SharedBatch]]]
+Steps = Callable[[Sequence[int]], Iterator[list[BatchAndShare]]]
 """Reads on rank 0: the argument is the indices of all shares; each step yields a (batch, share) pair for each."""
 
 
-def receive_dispatched(shard: DataShard, steps: Steps, device: torch.device) -> Iterator[SharedBatch]:
+def receive_dispatched(shard: DataShard, steps: Steps, device: torch.device) -> Iterator[BatchAndShare]:
     """Yield this rank's share of the batches that rank 0 reads; ``steps`` is called on rank 0 only.
 
     Every rank must iterate. A read error on rank 0 is raised on every rank. Batches have plain containers on every
@@ -84,7 +84,7 @@ class _Receiver:
         """Return the buffer that rank 0 sends to this rank."""
         return self._comm.scatter(torch.empty(self.length, dtype=torch.uint8, device=self._device), buffers, 0)
 
-    def receive(self, buffers: Sequence[Tensor] | None = None) -> SharedBatch | None:
+    def receive(self, buffers: Sequence[Tensor] | None = None) -> BatchAndShare | None:
         """Return this rank's share of the next step; None at the end."""
         content = self.scatter(buffers)
         kind, number, values_length, layout_length = _numbers(content)
@@ -116,7 +116,7 @@ class _Sender:
         self._layouts: list[Any] = [None] * count
         self._buffers = self._new_buffers()
 
-    def send(self, packed: list[_Packed]) -> SharedBatch:
+    def send(self, packed: list[_Packed]) -> BatchAndShare:
         """Send each rank the share of its index, and return rank 0's own."""
         layouts = [
             b"" if share.layout == known else json.dumps(share.layout).encode()
@@ -132,7 +132,7 @@ class _Sender:
             self._set_length(needed + needed // 4)
         for buffer, share, layout in zip(self._buffers, packed, layouts, strict=True):
             _fill(buffer, share, layout)
-        return cast(SharedBatch, self._receiver.receive(self._for_ranks()))
+        return cast(BatchAndShare, self._receiver.receive(self._for_ranks()))
 
     def end(self) -> None:
         """Send the end of the data."""

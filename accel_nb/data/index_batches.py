@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb.data.fetch import build_reader
 from accel_nb.data.index_distribution import IndexSampler, length_of
-from accel_nb.data.prefetch import SharedBatch
+from accel_nb.data.prefetch import BatchAndShare
 from accel_nb.errors import MisuseError
 
 
@@ -27,7 +27,7 @@ class DrawnIndices:
         return self._order.num_items() or 0
 
 
-class FetchedBatches(Iterator[SharedBatch]):
+class FetchedBatches(Iterator[BatchAndShare]):
     """The batches of this rank's indices, read in this process without the overhead of torch's own iterator."""
 
     __slots__ = ("_dataset", "_indices", "_read")
@@ -37,7 +37,7 @@ class FetchedBatches(Iterator[SharedBatch]):
         self._dataset = loader.dataset
         self._read = build_reader(loader)
 
-    def __next__(self) -> SharedBatch:
+    def __next__(self) -> BatchAndShare:
         indices, share = next(self._indices)
         try:
             return self._read(indices), share
@@ -46,7 +46,7 @@ class FetchedBatches(Iterator[SharedBatch]):
             raise
 
 
-class MatchedBatches(Iterator[SharedBatch]):
+class MatchedBatches(Iterator[BatchAndShare]):
     """The batches of the inner loader, each with the share that was recorded for its indices."""
 
     __slots__ = ("_order", "_shares", "_source")
@@ -56,7 +56,7 @@ class MatchedBatches(Iterator[SharedBatch]):
         self._order = index_sampler
         self._shares = index_sampler.pending_shares  # None if the loader's own class starts on the first batch only
 
-    def __next__(self) -> SharedBatch:
+    def __next__(self) -> BatchAndShare:
         if self._shares is None:
             self._order.pending_shares = None
         try:
@@ -65,7 +65,7 @@ class MatchedBatches(Iterator[SharedBatch]):
             raise
         except Exception:
             if self._shares:
-                self._shares.popleft()  # the batch that failed; the caller may go on with the next one
+                self._shares.popleft()  # the batch that failed; the caller may continue with the next one
             raise
         if self._shares is None:
             self._shares = self._order.pending_shares

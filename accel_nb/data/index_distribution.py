@@ -160,8 +160,8 @@ class IndexSampler:
         limit = size if group_size > 1 else None
         # Nearly all groups of a loader have the same size: for these the share is computed once.
         usual = self._usual_size()
-        mine = contiguous_share(usual, count, index) if group_size == 1 else range(usual)
-        start, stop, num_mine, total = mine.start, mine.stop, len(mine), usual * group_size
+        own_range = contiguous_share(usual, count, index) if group_size == 1 else range(usual)
+        start, stop, num_own, total = own_range.start, own_range.stop, len(own_range), usual * group_size
         number = index if group_size > 1 else 0
         expected, is_last = self.num_groups(), False
         groups = self._start(group_size, expected, started)
@@ -174,7 +174,7 @@ class IndexSampler:
             if shard.is_even and not fill:
                 fill = _samples_of(group)
             if len(group) == group_size and len(group[-1]) == usual:
-                yield group[number][start:stop], BatchShare(num_mine, total, is_last, False)
+                yield group[number][start:stop], BatchShare(num_own, total, is_last, False)
                 continue
             even = even_length(sum(map(len, group)), count, size, group_size) if shard.is_even else None
             yield distribute_indices(
@@ -193,8 +193,8 @@ class IndexSampler:
 
     @staticmethod
     def _record_shares(shares: deque[BatchShare], pairs: Iterator[tuple[Any, BatchShare]]) -> Iterator[Any]:
-        for indices, mine in pairs:
-            shares.append(mine)
+        for indices, share in pairs:
+            shares.append(share)
             yield indices
 
     def _pass_unchanged(self, started: Iterator[Any] | None) -> Iterator[Any]:

@@ -52,7 +52,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
             ("batch_size", batch_size), ("max_tokens", max_tokens), ("multiple_of", multiple_of), ("pool", pool),
         ):  # fmt: skip
             if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-                raise MisuseError(f"LengthBatchSampler({name}={limit!r}): it is a whole number of at least 1")
+                raise MisuseError(f"LengthBatchSampler({name}={limit!r}): it must be a whole number of at least 1")
         if batch_size is None and max_tokens is None:
             raise MisuseError(
                 "LengthBatchSampler needs batch_size, max_tokens or both, which limit the size of a batch"
@@ -90,13 +90,13 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
     def _batches(self, generator: torch.Generator | None) -> list[list[int]]:
         count = len(self._lengths)
         if generator is None:
-            batches = self._cut(np.argsort(self._lengths, kind="stable"))
+            batches = self._split(np.argsort(self._lengths, kind="stable"))
         else:
             order = torch.randperm(count, generator=generator).numpy()
             pool = self._pool * (self._limit or self._usual_batch())
             pools = [order[start : start + pool] for start in range(0, count, pool)]
             batches = [
-                batch for part in pools for batch in self._cut(part[np.argsort(self._lengths[part], kind="stable")])
+                batch for part in pools for batch in self._split(part[np.argsort(self._lengths[part], kind="stable")])
             ]
         size = self.batch_size
         full = [batch for batch in batches if size is None or len(batch) == size]
@@ -105,7 +105,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
             full = [full[number] for number in torch.randperm(len(full), generator=generator).tolist()]
         return full if self.drop_last else full + short
 
-    def _cut(self, ordered: np.ndarray) -> list[list[int]]:
+    def _split(self, ordered: np.ndarray) -> list[list[int]]:
         """Divide indices, the shortest sample first, into batches within the limits."""
         limit, most = self._limit or len(ordered), self._max_tokens
         batches: list[list[int]] = []

@@ -47,7 +47,7 @@ from accel_nb.data.position import (
     is_stateful,
     restore_sampler_state,
 )
-from accel_nb.data.prefetch import BatchPrefetcher, BatchTransfer, SharedBatch, StreamTransfer
+from accel_nb.data.prefetch import BatchAndShare, BatchPrefetcher, BatchTransfer, StreamTransfer
 from accel_nb.data.sampler import set_epoch
 from accel_nb.data.streams import BatchDivider, read_everywhere, read_own_shard
 from accel_nb.data.whole_iterator import WholeIterator
@@ -450,7 +450,7 @@ class _ShardedLoading:
             warn_at_user_line(
                 f"skip_first_batches({num_batches}) goes to batch {batches} of the loader, and the checkpoint that was "
                 f"loaded is at batch {resumed.num_batches}: leave skip_first_batches out, as a prepared loader "
-                "goes on by itself"
+                "continues by itself"
             )
         return replace(resumed, num_samples=seen, num_batches=batches, dataset_state=None)
 
@@ -463,7 +463,7 @@ class _ShardedLoading:
             source = iterate_in_turn(loader, self._inner, self.plain.__iter__)
         return WholeIterator(loader, source, self.observer, move)
 
-    def _pairs(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
+    def _pairs(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[BatchAndShare]:
         """Start an epoch; return an iterator over pairs of this rank's batch and its share of the global batch."""
         index_sampler = self._build_sampler(loader)
         if index_sampler is not None:
@@ -497,7 +497,7 @@ class _ShardedLoading:
 
     def _iterate_own_class(
         self, loader: DataLoader[Any], epoch: EpochProgress, index_sampler: IndexSampler
-    ) -> Iterator[SharedBatch]:
+    ) -> Iterator[BatchAndShare]:
         """Read whole batches by the ``__iter__`` of the loader's class, such as one that repeats its data forever."""
         check_same_loaders(self._comm, loader.dataset, None, index_sampler.generators)
         epoch.sampler_state = index_sampler.capture_state()
@@ -604,7 +604,7 @@ class _ShardedLoading:
         num_batches = num_samples // size if loader.drop_last else -(-num_samples // size)
         return self._num_groups(loader, max(num_batches - epoch.num_batches, 0))
 
-    def _iterate_stream(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
+    def _iterate_stream(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[BatchAndShare]:
         comm, shard = self._comm, self.shard
         inner = self._updated_inner(loader)
         epoch.sampler_state = SamplerState()
@@ -641,12 +641,12 @@ class _ShardedLoading:
         inner.__dict__["dataset"] = self._dataset_shard
         return inner
 
-    def _dispatch(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
+    def _dispatch(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[BatchAndShare]:
         shard = self.shard
         index_sampler = self._build_sampler(loader)
         epoch.sampler_state = SamplerState()
 
-        def steps(indices: Sequence[int]) -> Iterator[list[SharedBatch]]:
+        def steps(indices: Sequence[int]) -> Iterator[list[BatchAndShare]]:
             # On rank 0 only: an epoch of the plain loader, in the order of the seedable sampler if there is one.
             inner = self._updated_inner(loader)
             if index_sampler is not None:

@@ -11,7 +11,7 @@ from accel_nb.data.index_distribution import DataShard
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import BatchShare
 from accel_nb.data.position import EpochProgress
-from accel_nb.data.prefetch import SharedBatch
+from accel_nb.data.prefetch import BatchAndShare
 
 
 class _Sharding(Protocol):
@@ -33,7 +33,7 @@ class LoaderIterator(EndingIterator):
     def __init__(
         self,
         loader: Sized,
-        pairs: Iterator[SharedBatch],
+        pairs: Iterator[BatchAndShare],
         sharding: _Sharding,
         epoch: EpochProgress,
         move: Callable[[Any], Any] | None,

@@ -53,8 +53,8 @@ def whole_batch_share(total: int, world: int, rank: int, *, is_last: bool) -> Ba
 def even_share(total: int, world: int, rank: int, length: int) -> tuple[range, int]:
     """Return this rank's share of ``range(total)`` if each rank has ``length`` samples, and how many it lacks."""
     start = min(rank * length, total)
-    mine = range(start, min(start + length, total))
-    return mine, length - len(mine)
+    own_range = range(start, min(start + length, total))
+    return own_range, length - len(own_range)
 
 
 def even_length(total: int, world: int, batch_size: int | None, group_size: int) -> int:
@@ -138,13 +138,13 @@ def distribute_indices(
         return group[rank], BatchShare(sizes[rank], total, is_last, False)
     merged = group[0] if len(group) == 1 else [index for batch in group for index in batch]
     if num_even is not None and total:
-        mine, lacking = even_share(total, world, rank, num_even)
-        own = merged[mine.start : mine.stop]
+        own_range, lacking = even_share(total, world, rank, num_even)
+        own = merged[own_range.start : own_range.stop]
         if lacking:
             before = max(rank * num_even - total, 0)  # repeats of the lower ranks
             own = [*own, *(repeats[(before + number) % len(repeats)] for number in range(lacking))]
         return own, BatchShare(num_even, num_even * world, is_last, False, lacking, num_even * world - total)
-    mine = contiguous_share(total, world, rank)
-    if not mine and total:
+    own_range = contiguous_share(total, world, rank)
+    if not own_range and total:
         return merged[:1], BatchShare(0, total, is_last, True)
-    return merged[mine.start : mine.stop], BatchShare(len(mine), total, is_last, False)
+    return merged[own_range.start : own_range.stop], BatchShare(len(own_range), total, is_last, False)

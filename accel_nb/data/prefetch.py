@@ -16,7 +16,7 @@ from accel_nb.runtime.devices.base import Event
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors, to_device
 
-SharedBatch = tuple[Any, BatchShare]
+BatchAndShare = tuple[Any, BatchShare]
 """A batch and its share of the global batch."""
 
 
@@ -24,10 +24,10 @@ class BatchTransfer(Protocol):
     """Asynchronous copies of batches to a device."""
 
     def start(self, batch: Any) -> Any:
-        """Start the copy and return a ticket for `finish`."""
+        """Start the copy and return a handle for `finish`."""
         ...
 
-    def finish(self, ticket: Any) -> Any:
+    def finish(self, handle: Any) -> Any:
         """Return the batch, ready for use by the calling thread's computation."""
         ...
 
@@ -58,29 +58,29 @@ class StreamTransfer:
             moved = to_device(batch, self._device, non_blocking=True)
             return _Copied(moved, self._stream.record_event())
 
-    def finish(self, ticket: _Copied) -> Any:
+    def finish(self, handle: _Copied) -> Any:
         """Make the current stream wait for the copy; does not block the process."""
         current = self._kind.current_stream(self._device)
-        current.wait_event(ticket.done)
-        for tensor in find_tensors(ticket.batch):
+        current.wait_event(handle.done)
+        for tensor in find_tensors(handle.batch):
             # Its memory was allocated on the copy stream, which must not reuse it before the current stream has ended.
             if device_type(tensor.device) is self._kind:
                 self._kind.record_use(tensor, current)
-        return ticket.batch
+        return handle.batch
 
 
-class BatchPrefetcher(Iterator[SharedBatch]):
+class BatchPrefetcher(Iterator[BatchAndShare]):
     """Yields the pairs of ``source``; the copy of the next one is started before one is yielded.
 
     An error of the source is raised in place of the batch that failed.
     """
 
-    def __init__(self, source: Iterator[SharedBatch], transfer: BatchTransfer) -> None:
+    def __init__(self, source: Iterator[BatchAndShare], transfer: BatchTransfer) -> None:
         self._source = source
         self._transfer = transfer
         self._waiting: list[tuple[Any, BatchShare] | BaseException] = []
 
-    def __next__(self) -> SharedBatch:
+    def __next__(self) -> BatchAndShare:
         waiting = self._waiting
         if not waiting:
             self._start_next()
@@ -88,8 +88,8 @@ class BatchPrefetcher(Iterator[SharedBatch]):
         if isinstance(ready, BaseException):
             raise ready
         self._start_next()
-        ticket, share = ready
-        return self._transfer.finish(ticket), share
+        handle, share = ready
+        return self._transfer.finish(handle), share
 
     def _start_next(self) -> None:
         try:

@@ -46,7 +46,7 @@ class SeedableRandomSampler(SeededOrder, Sampler[int]):
         self, data_source: Sized, *, seed: int, replacement: bool = False, num_samples: int | None = None
     ) -> None:
         if num_samples is not None and (not isinstance(num_samples, int) or num_samples < 1):
-            raise MisuseError(f"num_samples is {num_samples!r}; it is a whole number of at least 1, or None for all")
+            raise MisuseError(f"num_samples is {num_samples!r}; it must be a whole number from 1, or None for all")
         super().__init__(seed)
         self.data_source = data_source
         self.replacement = replacement

@@ -29,14 +29,14 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
     if isinstance(inputs, range) and pad:
         return split_inputs(list(inputs), rank, size, pad=True)
     length = _length(inputs)
-    mine = contiguous_share(length, size, rank)
-    missing = -(-length // size) - len(mine) if pad and length else 0
+    own_range = contiguous_share(length, size, rank)
+    missing = -(-length // size) - len(own_range) if pad and length else 0
     # Datasets of the `datasets` package have `select`; their slices are dicts.
     select = getattr(inputs, "select", None)
     if not isinstance(inputs, Tensor) and callable(select):
-        return select([*mine, *[length - 1] * missing])
+        return select([*own_range, *[length - 1] * missing])
     try:
-        part = inputs[mine.start : mine.stop]
+        part = inputs[own_range.start : own_range.stop]
     except (TypeError, KeyError) as error:
         raise _refusal(inputs) from error
     if not pad or length % size == 0:

@@ -26,7 +26,7 @@ from accel_nb.data.order import (
     is_short,
     whole_batch_share,
 )
-from accel_nb.data.prefetch import SharedBatch
+from accel_nb.data.prefetch import BatchAndShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.nested import concat_batches, first_batch_size, slice_batch
 
@@ -47,7 +47,7 @@ class BatchDivider:
         # The epoch's first samples, repeated to give all ranks equally many.
         self._first: Any = None
 
-    def divide(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[SharedBatch]:
+    def divide(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[BatchAndShare]:
         """Return the shares with these ``indices`` of one group of batches."""
         shard = self._shard
         found = [first_batch_size(batch) for batch in group]
@@ -69,21 +69,21 @@ class BatchDivider:
         even = even_length(sum(sizes), shard.count, self._filled_size, shard.group_size) if shard.is_even else None
         return [self._slice(whole, sum(sizes), even, is_last, index) for index in indices]
 
-    def _whole(self, group: Sequence[Any], sizes: Sequence[int], is_last: bool, index: int) -> SharedBatch:
+    def _whole(self, group: Sequence[Any], sizes: Sequence[int], is_last: bool, index: int) -> BatchAndShare:
         batch = group[0] if len(group) == 1 else self._joined_or_raise(group)
         return batch, whole_batch_share(sum(sizes), self._shard.count, index, is_last=is_last)
 
-    def _slice(self, whole: Any, total: int, even: int | None, is_last: bool, index: int) -> SharedBatch:
+    def _slice(self, whole: Any, total: int, even: int | None, is_last: bool, index: int) -> BatchAndShare:
         count = self._shard.count
         if even is not None and total:
-            mine, lacking = even_share(total, count, index, even)
-            parts = [slice_batch(whole, mine.start, mine.stop)] if mine else []
+            own_range, lacking = even_share(total, count, index, even)
+            parts = [slice_batch(whole, own_range.start, own_range.stop)] if own_range else []
             parts += self._repeats(max(index * even - total, 0), lacking)
             return concat_batches(parts), BatchShare(even, even * count, is_last, False, lacking, even * count - total)
-        mine = contiguous_share(total, count, index)
-        if not mine and total:
+        own_range = contiguous_share(total, count, index)
+        if not own_range and total:
             return slice_batch(whole, 0, 1), BatchShare(0, total, is_last, True)
-        return slice_batch(whole, mine.start, mine.stop), BatchShare(len(mine), total, is_last, False)
+        return slice_batch(whole, own_range.start, own_range.stop), BatchShare(len(own_range), total, is_last, False)
 
     def _repeats(self, start: int, length: int) -> list[Any]:
         """Return slices with ``length`` of the first samples, from number ``start`` on, cyclically."""
@@ -109,7 +109,7 @@ class BatchDivider:
 
 def read_everywhere(
     source: Iterator[Any], expected: int | None, shard: DataShard, divider: BatchDivider, drop_last: bool
-) -> Iterator[SharedBatch]:
+) -> Iterator[BatchAndShare]:
     """Yield this rank's share of each group of batches; every rank reads the same batches."""
     is_last = False
     groups = grouped(source, shard.group_size, drop_short=shard.drops_incomplete(drop_last))
@@ -120,7 +120,7 @@ def read_everywhere(
     warn_if_short(expected, is_last)
 
 
-def read_own_shard(source: Iterator[Any], shard: DataShard) -> Iterator[SharedBatch]:
+def read_own_shard(source: Iterator[Any], shard: DataShard) -> Iterator[BatchAndShare]:
     """Yield this rank's own batches in as many steps as the longest rank has; one small message per step.
 
     A rank without further batches yields fillers, the first sample of its last batch.
@@ -147,7 +147,7 @@ def read_own_shard(source: Iterator[Any], shard: DataShard) -> Iterator[SharedBa
         yield pair.pop()
 
 
-def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> SharedBatch:
+def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> BatchAndShare:
     longest = max(counts)
     if is_even and size < longest:
         missing = longest - size
@@ -174,7 +174,7 @@ def _join_or_none(group: Sequence[Any]) -> Any | None:
         return None
 
 
-def _whole_batch(group: Sequence[Any], sizes: list[int], is_last: bool, index: int) -> SharedBatch:
+def _whole_batch(group: Sequence[Any], sizes: list[int], is_last: bool, index: int) -> BatchAndShare:
     """Return a share of batches that cannot be sliced or joined: whole batches for the first ranks, then fillers."""
     total = sum(sizes)
     if index < len(group) and sizes[index]:

@@ -102,4 +102,4 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 CHECKPOINTING: Options = {"activation_checkpointing": True}
-"""The option that computes activations again in the backward pass instead of keeping them."""
+"""The option that recomputes activations in the backward pass instead of keeping them."""

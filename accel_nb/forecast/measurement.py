@@ -37,7 +37,7 @@ _LOSSES_WITH_STORAGE = frozenset(
 storage keeps its size as long as the loss exists. Meta kernels do not show this."""
 
 Loss = Callable[[Any, Any], Tensor]
-"""Called with the model's output and the batch; returns the scalar that is minimised."""
+"""Called with the model's output and the batch; returns the scalar that is minimized."""
 
 
 def measure_model(model: nn.Module, *optimizers: Optimizer, on_gpu: bool = False) -> ModelSizes:

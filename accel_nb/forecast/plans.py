@@ -81,7 +81,7 @@ class Forecast:
     model: ModelSizes
     setting: RunSetting
     plans: tuple[Plan, ...]
-    knows_activations: bool
+    has_activations: bool
     notes: tuple[str, ...] = ()
 
     @property
@@ -105,7 +105,7 @@ def forecast(
 ) -> Forecast:
     """Return the memory of every layout that applies; ``checkpointed`` is the activations if blocks are recomputed.
 
-    Without ``activations`` they count as 0, and `Forecast.knows_activations` is false. ``meshes`` are what a rank
+    Without ``activations`` they count as 0, and `Forecast.has_activations` is false. ``meshes`` are what a rank
     holds of the model in each mesh of the setting.
     """
     plans = (

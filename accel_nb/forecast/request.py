@@ -197,8 +197,8 @@ def _parse_input(text: str) -> InputSpec:
     has_both = found is not None and found["dtype"] is not None and shape is not None
     if found is None or dtype not in _DTYPES or bool(found["colon"]) != has_both or not (found["dtype"] or shape):
         raise ConfigError(
-            f"{quoted(text)} is no input; write [NAME=][DTYPE:]SHAPE without the batch, as 3x224x224 or ids=int64:128; "
-            f"a DTYPE is one of {', '.join(_DTYPES)}"
+            f"{quoted(text)} is not an input; write [NAME=][DTYPE:]SHAPE without the batch, as 3x224x224 or "
+            f"ids=int64:128; a DTYPE is one of {', '.join(_DTYPES)}"
         )
     sizes = tuple(_parse_whole(size, f"a size of {quoted(text)}") for size in shape.split("x")) if shape else ()
     return InputSpec(found["name"], dtype, sizes)

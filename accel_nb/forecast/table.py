@@ -95,7 +95,7 @@ def as_data(found: Forecast) -> dict[str, Any]:
                 "parameters": plan.usage.parameters,
                 "gradients": plan.usage.gradients,
                 "optimizer": plan.usage.optimizer,
-                "activations": plan.usage.activations if found.knows_activations else None,
+                "activations": plan.usage.activations if found.has_activations else None,
                 "exchange": plan.usage.exchange,
                 "step": plan.usage.step,
                 "host": plan.usage.host,
@@ -144,12 +144,12 @@ def _explain_lack(found: Forecast) -> str:
     share = largest_share(plan, setting)
     if share:
         ways.append(f"a batch of about {share * setting.batch_size // setting.share}")
-    ways += [f"{other.name}, not served by this version," for other in _unserved(found)[:1]]
+    ways += [f"{other.name}, not supported by this version," for other in _unsupported(found)[:1]]
     advice = f"{' or '.join(ways)} would fit" if ways else "use more or larger devices"
     return f"{lack}; {advice}{_passed_over(found)}"
 
 
-def _unserved(found: Forecast) -> list[Plan]:
+def _unsupported(found: Forecast) -> list[Plan]:
     return [plan for plan in found.plans if not plan.is_supported and plan.missing_bytes(found.setting) == 0]
 
 
@@ -194,7 +194,7 @@ def _row(found: Forecast, plan: Plan, checkpointed: Plan | None) -> Sequence[str
     return (
         plan.layout.name + mark,
         *(size_text(size) if size else "-" for size in sizes),
-        size_text(usage.activations) if found.knows_activations else "?",
+        size_text(usage.activations) if found.has_activations else "?",
         size_text(usage.exchange) if usage.exchange else "-",
         size_text(usage.host) if usage.host else "-",
         size_text(usage.messages) if usage.messages else "-",
@@ -213,7 +213,7 @@ def _verdict(found: Forecast, plan: Plan) -> str:
 
 
 def _remarks(found: Forecast) -> list[str]:
-    marks = [] if all(plan.is_supported for plan in found.plans) else ["* not served by this version"]
+    marks = [] if all(plan.is_supported for plan in found.plans) else ["* not supported by this version"]
     if any(plan.layout not in LAYOUTS for plan in found.plans):
         marks.append("activations in a mesh are estimated: stages and parts are taken as even")
     return [*marks, *(f"note: {note}" for note in found.notes)]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _LEAVE_OUT = "leave it out"
-_SAGEMAKER = "training on SageMaker and on TPU pods is not served; leave it out"
-_MEGATRON = "Megatron-LM is not served; --strategy fsdp trains models that are larger than a device"
-_MESH = "meshes of several dimensions are not served; --strategy ddp and --strategy fsdp use all workers in one"
-_TE = "Transformer Engine and MS-AMP are not served; --precision fp8 uses torchao, with the flags --fp8.*"
+_SAGEMAKER = "training on SageMaker and on TPU pods is not supported; leave it out"
+_MEGATRON = "Megatron-LM is not supported; --strategy fsdp, --tp N and --pp N divide a model among workers"
+_MESH = "--tp N, --cp N and --ep N set the dimensions of the mesh; the other workers divide the data"
+_TE = "Transformer Engine and MS-AMP are not supported; --precision fp8 uses torchao, with the flags --fp8.*"
 
 EQUIVALENTS: Mapping[str, str] = MappingProxyType(
     {
@@ -31,7 +31,7 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         "env": "set the variables before the command",
         "fp8_backend": "--precision fp8, which uses torchao",
         "fp8_enable_fsdp_float8_all_gather": "--fsdp.float8-gather",
-        "fp8_pad_inner_dim": "rows are padded where they must be; leave it out",
+        "fp8_pad_inner_dim": "rows are padded where necessary; leave it out",
         "fsdp_activation_checkpointing": "--activation-checkpointing",
         "fsdp_activation_checkpointing_offload": "--activation-checkpointing, without offloading of activations",
         "fsdp_auto_wrap_policy": "--fsdp.wrap POLICY",
@@ -59,13 +59,13 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         "num_machines": "--nnodes N",
         "num_processes": "--gpus N, or --cpus N",
         "offload_optimizer_device": "--deepspeed.offload-optimizer cpu",
-        "offload_optimizer_nvme_path": "offloading to disk is not served; --deepspeed.offload-optimizer cpu",
+        "offload_optimizer_nvme_path": "offloading to disk is not supported; --deepspeed.offload-optimizer cpu",
         "offload_param_device": "--deepspeed.offload-parameters cpu",
-        "offload_param_nvme_path": "offloading to disk is not served; --deepspeed.offload-parameters cpu",
+        "offload_param_nvme_path": "offloading to disk is not supported; --deepspeed.offload-parameters cpu",
         "quiet": "redirect the error output; a failed rank is one traceback",
         "rdzv_conf": "--rdzv-backend and --rdzv-endpoint",
         "role": _LEAVE_OUT,
-        "same_network": "the machines meet at --rdzv-endpoint HOST:PORT; leave it out",
+        "same_network": "all machines connect to --rdzv-endpoint HOST:PORT; leave it out",
         "tee": "redirect the output of the command to a file",
         "tpu": "--tpus N|all",
         "use_deepspeed": "--strategy deepspeed",
@@ -84,7 +84,7 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
                 "fsdp_backward_prefetch", "fsdp_cpu_ram_efficient_loading", "fsdp_forward_prefetch",
                 "fsdp_state_dict_type", "fsdp_sync_module_states", "fsdp_use_orig_params",
             ),
-            "it makes no difference for FSDP2; leave it out",
+            "it has no effect with FSDP2; leave it out",
         ),
     }
 )  # fmt: skip

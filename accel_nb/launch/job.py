@@ -126,7 +126,7 @@ class LaunchJob:
             )
         elif not self.machines.is_one:
             where = self.machines
-            lines.append(f"{where.nnodes} machines that meet at {where.endpoint} ({where.backend}); on this one:")
+            lines.append(f"{where.nnodes} machines, rendezvous at {where.endpoint} ({where.backend}); on this one:")
         if self.specs:
             lines.append(describe_plan(self.resolved, self.specs))
         if request.max_restarts:
@@ -241,7 +241,7 @@ class LaunchJob:
             port = int(text)
         if address is None:
             raise ConfigError(
-                f"{place.scheduler} provides no address of rank 0; set MASTER_ADDR to its machine for every process"
+                f"{place.scheduler} provides no address of rank 0; set MASTER_ADDR to its machine, in every process"
             )
         world = World(place.rank, place.size, place.local_rank, place.local_size)
         variables = {"OMP_NUM_THREADS": str(self.specs[0].num_threads), **all_variables(), **self._overrides()}
@@ -261,7 +261,8 @@ def _assign_workers(
     """Return this machine's workers; raise ConfigError if a scheduler has started another number of them."""
     config = resolved.config
     specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
-    resolved.check_world(len(specs)) if place is None and request.machines.is_one else None
+    if place is None and request.machines.is_one:
+        resolved.check_world(len(specs))
     if place is None or not place.is_rank:
         return specs
     count = config.cpus if config.gpus is None else config.gpus

@@ -1,4 +1,4 @@
-"""A job on ranks of this machine, which are started, watched, stopped and restarted together.
+"""A job on ranks of this machine, which are started, monitored, stopped and restarted together.
 
 A rank is a process with the environment of ``torchrun``. The launcher imports no torch and hosts no store: the ranks
 of an accelerator open their process group over an inherited anonymous file.

@@ -1,4 +1,4 @@
-"""Jobs over several machines: PyTorch's elastic agent on each starts and watches the ranks there."""
+"""Jobs over several machines: PyTorch's elastic agent on each starts and monitors the ranks there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def agent_command(
     *,
     is_host: bool | None = None,
 ) -> list[str]:
-    """Return the words that start the agent of this machine; ``is_host``: this machine hosts the rendezvous."""
+    """Return the command that starts the agent of this machine; ``is_host``: this machine hosts the rendezvous."""
     assert machines.endpoint is not None, "a request over several machines has an endpoint"
     words = [sys.executable, "-m", AGENT, "--nnodes", machines.nnodes, "--nproc-per-node", str(num_ranks)]
     if machines.node_rank is not None:

@@ -152,7 +152,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[
             word = name + has_value + value
         takes = bool(FLAGS[name]) if name in FLAGS else _SCHEMA_FLAGS.get(name)
         if takes is None:
-            problems.append(f"{quoted(name)} is no flag of accel-nb launch{_suggest(name)}")
+            problems.append(f"{quoted(name)} is not a flag of accel-nb launch{_suggest(name)}")
             return [], {}, [], problems  # whether it takes a value, and so where the target starts, is unknown
         given = [value] if has_value else list(words[index + 1 : index + 2]) if takes else []
         if takes and (not given or (not has_value and given[0].startswith("--"))):

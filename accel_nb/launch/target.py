@@ -70,7 +70,7 @@ def stored_options(notebook: Any, path: str) -> Layer | None:
         return None
     source = f"{_shown(path)}, metadata"
     if not isinstance(options, dict):
-        raise ConfigError(f"{source}: {METADATA}.options is no table of options; correct or remove it")
+        raise ConfigError(f"{source}: {METADATA}.options is not a table of options; correct or remove it")
     layer = Layer("notebook", json.loads(json.dumps(options)), source)
     resolve([layer])
     return layer
@@ -103,7 +103,7 @@ def _check_module(name: str) -> None:
     """Find a module without importing its packages."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise ConfigError(f"-m {quoted(name)} is no module's name; write it as in -m package.train")
+        raise ConfigError(f"-m {quoted(name)} is not a module's name; write it as in -m package.train")
     places: Any = [os.getcwd(), *sys.path[1:]]
     for index, part in enumerate(parts):
         spec = PathFinder.find_spec(".".join(parts[: index + 1]), places)
@@ -112,7 +112,7 @@ def _check_module(name: str) -> None:
             raise ConfigError(f"-m {name}: there is no module {part} {where}; correct the name")
         places = spec.submodule_search_locations
         if places is None and index < len(parts) - 1:
-            raise ConfigError(f"-m {name}: {'.'.join(parts[: index + 1])} is no package; correct the name")
+            raise ConfigError(f"-m {name}: {'.'.join(parts[: index + 1])} is not a package; correct the name")
     if places is not None and PathFinder.find_spec(f"{name}.__main__", list(places)) is None:
         raise ConfigError(f"-m {name} is a package without __main__.py; name a module of it")
 

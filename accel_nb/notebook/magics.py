@@ -196,7 +196,7 @@ class AccelerateMagics(Magics):
         try:
             words = shlex.split(line)
         except ValueError as error:
-            raise ConfigError(f"%accelerate {line}: {error}; balance the quotes") from None
+            raise ConfigError(f"%accelerate {line}: {error}; close the quotes") from None
         name = words[0] if words else "status"
         command = self._commands.get(name)
         if command is None:

@@ -51,15 +51,15 @@ def assign_devices(
     count = free if gpus in (None, "all") else int(gpus)
     if visible and num_reserved and (count == 0 or count > free):
         raise ConfigError(
-            f"{gpus or 'all'} GPUs were asked for, {free} of {visible} are free and the others are held by what runs "
+            f"{gpus or 'all'} GPUs were requested, {free} of {visible} are free and the others are held by what runs "
             "now; wait until it has ended, or give each launch its own number of processes"
         )
     if count == 0 or count > visible:
         raise ConfigError(
-            f"--gpus {gpus} was asked for and {visible or 'no'} GPU{'s are' if visible != 1 else ' is'} visible; "
+            f"--gpus {gpus} was requested and {visible or 'no'} GPU{'s are' if visible != 1 else ' is'} visible; "
             f"ask for at most {visible}, or use --cpus N"
             if visible
-            else f"--gpus {gpus} was asked for and no GPU is visible; use --cpus N"
+            else f"--gpus {gpus} was requested and no GPU is visible; use --cpus N"
         )
     if problems := [
         why for gpu in found[num_reserved : num_reserved + count] if (why := why_unusable(gpu, torch_cuda_version()))
@@ -91,7 +91,7 @@ def _tpu_worker(tpus: int | Literal["all"]) -> WorkerSpec:
     """Return the spec of the worker that uses all chips of the TPU."""
     tpu, chips = find_tpu(), count_tpu_chips()
     if tpu is None:
-        raise ConfigError(f"--tpus {tpus} was asked for and no TPU is visible; use --gpus N or --cpus N")
+        raise ConfigError(f"--tpus {tpus} was requested and no TPU is visible; use --gpus N or --cpus N")
     if (why := why_no_xla()) is not None:
         raise ConfigError(f"{tpu}: {why}; or use --cpus N to train on the processor")
     if tpus not in ("all", chips):

@@ -278,14 +278,14 @@ class Note:
 class Reply:
     """The end of a request on one rank; the program defines the body.
 
-    ``is_torn``: the request ended in the middle of an exchange with other ranks.
+    ``interrupted_exchange``: the request ended in the middle of an exchange with other ranks.
     """
 
     kind: ClassVar[str] = "reply"
     number: int
     outcome: Outcome
     body: dict[str, Any]
-    is_torn: bool = False
+    interrupted_exchange: bool = False
 
 
 _RECORDS: dict[str, type] = {

@@ -200,7 +200,7 @@ class Pool:
                     if result.outcome == "died":
                         escalation.record_death()
                     elif result.outcome == "raised":
-                        escalation.record_failure(is_torn=result.is_torn)
+                        escalation.record_failure(interrupted_exchange=result.interrupted_exchange)
                     listener.on_result(result)
             if waiting:
                 listener.tick()
@@ -276,7 +276,13 @@ class Pool:
                 listener.on_note(arrival.rank, record.topic, record.body)
             elif isinstance(record, Reply) and record.number == self._number:
                 waiting.discard(arrival.rank)
-                result = RankResult(arrival.rank, record.outcome, record.body, arrival.payloads, is_torn=record.is_torn)
+                result = RankResult(
+                    arrival.rank,
+                    record.outcome,
+                    record.body,
+                    arrival.payloads,
+                    interrupted_exchange=record.interrupted_exchange,
+                )
                 return [result]
             close_all(arrival.payloads.values())
         return []

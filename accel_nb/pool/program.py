@@ -17,7 +17,7 @@ class TaskResult:
     outcome: Outcome
     body: dict[str, Any]
     payloads: Payloads = field(default_factory=dict)
-    is_torn: bool = False
+    interrupted_exchange: bool = False
     """Whether the task ended in the middle of an exchange with other ranks, which leaves the process group unusable."""
 
 

@@ -46,7 +46,7 @@ class RunEnd:
         return redact(", ".join(parts))
 
     def to_json(self) -> str:
-        """Return the JSON object that is sent; values that are not finite are texts."""
+        """Return the JSON object that is sent; values that are not finite are strings."""
         metrics = {name: value if math.isfinite(value) else str(value) for name, value in self.metrics.items()}
         error = None if self.error is None else redact(self.error)
         facts = asdict(self) | {"metrics": metrics, "error": error}

@@ -54,7 +54,7 @@ class RunRecording:
                 logger.warning("the end of run %s is not recorded: %s", self.run.id, error)
 
     def log(self, rows: Iterable[tuple[int, Mapping[str, float | str]]]) -> None:
-        """Record values at steps; NaN and infinities are passed as texts."""
+        """Record values at steps; NaN and infinities are passed as strings."""
         if self.folder is None:
             return
         lines = (json.dumps({"step": step, "values": values}, allow_nan=False) for step, values in rows)

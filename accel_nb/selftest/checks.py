@@ -48,7 +48,9 @@ def _weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
 
 
-def _train_plainly(device: torch.device, batch: int, *, accumulate: int = 1, max_norm: float | None = None) -> Tensor:
+def _train_without_accelerator(
+    device: torch.device, batch: int, *, accumulate: int = 1, max_norm: float | None = None
+) -> Tensor:
     """Return the weights after one epoch of a plain PyTorch loop over global batches."""
     model = _model(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -144,26 +146,26 @@ def check_loaders(world: World, report_waiting: Callable[[], None]) -> str:
 def check_equality(world: World, report_waiting: Callable[[], None]) -> str:
     """Check that training has the same weights as one process that trains with the global batch."""
     accelerator = Accelerator()
-    expected = _train_plainly(accelerator.device, _BATCH * world.size)
+    expected = _train_without_accelerator(accelerator.device, _BATCH * world.size)
     return _compare(_train_prepared(accelerator, _BATCH), expected)
 
 
 def check_global_batches(world: World, report_waiting: Callable[[], None]) -> str:
     """Check the same with a global batch whose size is not divisible by the number of workers."""
     accelerator = Accelerator(split_batches=True)
-    return _compare(_train_prepared(accelerator, 7), _train_plainly(accelerator.device, 7))
+    return _compare(_train_prepared(accelerator, 7), _train_without_accelerator(accelerator.device, 7))
 
 
 def check_accumulation(world: World, report_waiting: Callable[[], None]) -> str:
     """Check the same with gradient accumulation, clipping, and a last accumulation window that is shorter."""
     accelerator = Accelerator(gradient_accumulation_steps=3)
-    expected = _train_plainly(accelerator.device, _BATCH * world.size, accumulate=3, max_norm=0.1)
+    expected = _train_without_accelerator(accelerator.device, _BATCH * world.size, accumulate=3, max_norm=0.1)
     return _compare(_train_prepared(accelerator, _BATCH, max_norm=0.1), expected)
 
 
 def check_precision(world: World, report_waiting: Callable[[], None]) -> str:
     """Check that bf16 and fp16 training results in float32 weights near those of full precision, equal on all ranks."""
-    expected = _train_plainly(Accelerator().device, _BATCH * world.size)
+    expected = _train_without_accelerator(Accelerator().device, _BATCH * world.size)
     worst = 0.0
     for precision in ("bf16", "fp16"):
         accelerator = Accelerator(mixed_precision=precision)

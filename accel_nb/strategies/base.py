@@ -75,7 +75,7 @@ class Capabilities:
         if world.size < self.min_world:
             return f"it needs at least {self.min_world} workers, and there is {world.size}"
         if self.max_world is not None and world.size > self.max_world:
-            return f"it serves at most {self.max_world} worker, and there are {world.size}"
+            return f"it supports at most {self.max_world} worker, and there are {world.size}"
         kind = device_type(world.device)
         if self.device_types.isdisjoint((kind.name, kind.runs_strategies_of)):
             return f"it runs on {', '.join(sorted(self.device_types))}, not on {kind.name}"
@@ -349,7 +349,7 @@ class LayerDividing(Protocol):
     ) -> ScheduledSteps | None:
         """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages.
 
-        ``weigh`` returns the total weight of a loss of so many rows, or None if that is the number of rows.
+        ``weigh`` returns the total weight of a loss of that many rows, or None if that is the number of rows.
         """
         ...
 

@@ -36,7 +36,7 @@ def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Str
         if strategy.capabilities.fits(world):
             return strategy
     reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
-    raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")
+    raise ConfigError(f"no installed strategy supports {world.size} workers on {world.device} ({'; '.join(reasons)})")
 
 
 def build(requested: str, config: Config, world: World, registry: StrategyRegistry) -> StrategyBuilder:

@@ -32,7 +32,7 @@ class ValidationMeter:
         self._sink = sink
         # By training loss: the loops that have a curve, in the order in which they ended first.
         self._loops: dict[str, list[tuple[Any, ...]]] = {}
-        # Whether a variable is assigned anew, by code and name.
+        # Whether a variable is assigned again, by code and name.
         self._assignments: dict[tuple[types.CodeType, str], bool] = {}
 
     def begin_run(self) -> None:
@@ -61,7 +61,7 @@ class ValidationLoop:
     """Computes the mean of the losses in loops over one loader that do not train.
 
     The loss is a variable with the name of a training loss, alone or with a word for validation (``val_loss``), that
-    each iteration assigns anew to a tensor with one value. Its mean is weighted by the samples of the batches.
+    each iteration assigns to a tensor with one value. Its mean is weighted by the samples of the batches.
     """
 
     def __init__(self, meter: ValidationMeter) -> None:

@@ -98,7 +98,7 @@ def _is_increasing(steps: NDArray[np.float64]) -> bool:
 
 
 def _format_numbers(values: NDArray[np.float64]) -> list[str]:
-    """Return the shortest texts that parse to the same numbers."""
+    """Return the shortest strings that parse to the same numbers."""
     import numpy as np
 
     if len(values) and bool((values == values[0]).all()):

@@ -18,7 +18,7 @@ BEST_DISPLAYS = {platform.name: platform.display_mode for platform in PLATFORMS}
 """The best display mode of each platform: some cannot load anywidget, others support no widgets at all."""
 
 PICTURE_INTERVAL_S = 2.0
-PICTURE_DUTY = 0.03
+PICTURE_CPU_SHARE = 0.03
 """The largest fraction of the kernel's time that is spent on drawing pictures."""
 
 
@@ -117,7 +117,7 @@ class Painter:
         started = time.monotonic()
         bundle = static_bundle(state)
         now = time.monotonic()
-        self._next_at = now + max(PICTURE_INTERVAL_S, (now - started) / PICTURE_DUTY)
+        self._next_at = now + max(PICTURE_INTERVAL_S, (now - started) / PICTURE_CPU_SHARE)
         return bundle
 
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 PROTOCOL_VERSION = 1
 MIN_INTERVAL_S = 1 / 15
 MAX_INTERVAL_S = 1.0
-DUTY = 0.0015
+CPU_SHARE = 0.0015
 """CPU time of the main thread for messages to the browser, as a share of the time of all cores, which the training
 may need. Jupyter's threads, which send the messages, use nearly as much again."""
 
@@ -241,7 +241,7 @@ class WidgetDisplay:
         self._new_page = ""
         self._next_at = 0.0
         self._cost_s = 0.0
-        self._duty = DUTY * num_usable_cores()
+        self._cpu_share = CPU_SHARE * num_usable_cores()
         self._sent_at = 0.0
         # Set in the comm's thread, read in the main thread: whether a browser needs a snapshot, and its queries.
         self._snapshot_requested = False
@@ -272,12 +272,12 @@ class WidgetDisplay:
         # A panel that is opened late begins with a snapshot of as many points as a chart can show.
         needs_snapshot = self._snapshot_requested if self._seq else state.tables.num_rows > RESYNC_POINTS
         found = None if needs_snapshot else state.tables.rows_since(self._cursor, int(max_bytes))
-        has_news = (
+        has_new_content = (
             state.action_result != self._action_result
             or state.num_mapped != self._num_mapped
             or self._has_new_text(state)
         )
-        if found is not None and not found[0] and not force and not has_news:
+        if found is not None and not found[0] and not force and not has_new_content:
             self._next_at = started + num_bytes / BYTES_PER_S
             return
         assert self._widget is not None, "open comes first"
@@ -292,7 +292,7 @@ class WidgetDisplay:
         self._cost_s += 0.2 * (time.thread_time() - started_cpu - self._cost_s)
         num_bytes += len(buffer) + ENVELOPE_BYTES
         num_bytes += NUMBER_BYTES * sum(len(found["blocks"]) for found in message.get("maps", ()))
-        interval_s = max(MIN_INTERVAL_S, self._cost_s / self._duty, num_bytes / BYTES_PER_S)
+        interval_s = max(MIN_INTERVAL_S, self._cost_s / self._cpu_share, num_bytes / BYTES_PER_S)
         self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
     def prepare_for_text(self) -> None:

@@ -41,7 +41,7 @@ MARK_COLORS = {
 STATUS_COLORS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "interrupted": "#8c6bb1"}
 
 LEFT, BOTTOM, RIGHT, TOP = 90, 60, 1361, 408
-"""The edges of the plots; what is above and below has titles and the texts of ticks."""
+"""The edges of the plots; what is above and below has titles and the labels of ticks."""
 MAP_LEFT = 899
 """Where memory maps begin."""
 MAP_GAP = 42

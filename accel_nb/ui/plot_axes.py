@@ -29,7 +29,7 @@ class PlotAxes:
         self._x_range, self._y_range = x_range, y_range
 
     def frame(self, x_label: str, *, num_y_ticks: int, shows_x_ticks: bool = True) -> None:
-        """Draw grid, axes and the texts of the ticks."""
+        """Draw grid, axes and the labels of the ticks."""
         canvas, (left, bottom, right, top) = self._canvas, self.box
         x_ticks, x_step = ticks(*self._x_range, 8 if right - left > 400 else 6)
         for tick, text in zip(x_ticks, tick_texts(x_ticks, x_step), strict=True):
@@ -90,7 +90,7 @@ class PlotAxes:
             self._canvas.line([across, across], [bottom, top], color, 0.8, dashes=(2.4, 2.4))
 
     def title(self, text: str, *, above: float) -> None:
-        """Write the title so many pixels above the box."""
+        """Write the title this many pixels above the box."""
         left, _, _, top = self.box
         self._canvas.text(left, top + above, text, size=9, color=INK, is_bold=True)
 
@@ -160,7 +160,7 @@ def ticks(low: float, high: float, max_count: int) -> tuple[list[float], float]:
 
 
 def tick_texts(values: Sequence[float], step: float) -> list[str]:
-    """Return the texts of ticks as the live chart has them: enough digits to distinguish neighbors, in one notation."""
+    """Return the labels of ticks as in the live chart: enough digits to distinguish neighbors, in one notation."""
     largest = max((abs(value) for value in values), default=0.0)
     digits, exponent = f"{step:.3e}".split("e")
     last_digit = int(exponent) - max(0, len(f"{float(digits):g}") - 2)

@@ -1,4 +1,4 @@
-"""Progress of the ranks: devices, positions on the step axis, and the pace of their steps."""
+"""Progress of the ranks: devices, positions on the step axis, and throughput."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from accel_nb.ui.series_table import Table
 
 RECENT = 32
-"""The number of reports from which the pace of a running cell is computed."""
+"""The number of reports from which the throughput of a running cell is computed."""
 PAUSE_RATIO = 4.0
 """A step longer than this multiple of its curve's median is a pause, such as an evaluation; rates exclude it."""
 STRAGGLER_RATIO = 1.25
@@ -19,7 +19,7 @@ STRAGGLER_MS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Throughput:
     """Number of steps and samples and their time, without the first step of each curve and without pauses."""
 
     num_steps: float = 0
@@ -58,23 +58,23 @@ class RankProgress:
     # Curve, steps, samples and duration of a step for each recent report. The first report of each curve is left out,
     # since its duration includes the start.
     recent: deque[tuple[str, int, int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    # The pace over the whole run; None while it runs.
-    final: Pace | None = None
+    # The throughput over the whole run; None while it runs.
+    final: Throughput | None = None
 
     @property
-    def pace(self) -> Pace:
-        """The pace of the recent steps, or of the whole run once it has ended."""
+    def throughput(self) -> Throughput:
+        """The throughput of the recent steps, or of the whole run once it has ended."""
         if self.final is not None:
             return self.final
         by_curve: dict[str, list[tuple[int, int, float]]] = {}
         for curve, num_steps, num_samples, step_s in self.recent:
             by_curve.setdefault(curve, []).append((num_steps, num_samples, step_s))
-        total = Pace()
+        total = Throughput()
         for rows in by_curve.values():
             limit = PAUSE_RATIO * statistics.median(step_s for _, _, step_s in rows)
             for num_steps, num_samples, step_s in rows:
                 if step_s <= limit:
-                    total = Pace(
+                    total = Throughput(
                         total.num_steps + num_steps, total.num_samples + num_samples, total.time_s + num_steps * step_s
                     )
         return total
@@ -114,12 +114,12 @@ class ProgressByRank(dict[int, RankProgress]):
     @property
     def samples_per_s(self) -> float | None:
         """Samples per second over all ranks: in recent steps, or in the whole run once it has ended."""
-        return sum(progress.pace.samples_per_s for progress in self.values()) or None
+        return sum(progress.throughput.samples_per_s for progress in self.values()) or None
 
     @property
     def step_ms(self) -> float | None:
         """The slowest rank's step duration: in recent steps, or in the whole run once it has ended."""
-        return max((ms for progress in self.values() if (ms := progress.pace.step_ms) is not None), default=None)
+        return max((ms for progress in self.values() if (ms := progress.throughput.step_ms) is not None), default=None)
 
     @property
     def elapsed_s(self) -> float:
@@ -131,7 +131,7 @@ class ProgressByRank(dict[int, RankProgress]):
 
     def slowest(self) -> int | None:
         """Return the rank whose step takes clearly longer than those of the others; None if there is none."""
-        medians = {rank: progress.pace.step_ms for rank, progress in self.items() if len(progress.recent) >= 8}
+        medians = {rank: progress.throughput.step_ms for rank, progress in self.items() if len(progress.recent) >= 8}
         times = {rank: value for rank, value in medians.items() if value is not None}
         if len(times) < 2:
             return None
@@ -141,11 +141,11 @@ class ProgressByRank(dict[int, RankProgress]):
         return slowest if is_slow else None
 
 
-def pace_of_run(tables: Sequence[Table]) -> Pace | None:
-    """Return a rank's pace over all its steps, from its tables of steps; None without a second step in any of them."""
+def throughput_of_run(tables: Sequence[Table]) -> Throughput | None:
+    """Return a rank's throughput over all steps in its tables; None if none of them has a second step."""
     import numpy as np
 
-    total = Pace()
+    total = Throughput()
     if not tables:
         return None
     # The column of samples counts over all curves of the rank.
@@ -158,7 +158,7 @@ def pace_of_run(tables: Sequence[Table]) -> Pace | None:
         before = ends[np.maximum(np.searchsorted(ends, rows[2][1:]) - 1, 0)]
         num_steps = np.diff(rows[0]) if len(tables) == 1 else np.ones(len(times_s))
         steady = times_s <= PAUSE_RATIO * np.median(times_s)
-        total = Pace(
+        total = Throughput(
             total.num_steps + float(num_steps[steady].sum()),
             total.num_samples + float((rows[2][1:] - before)[steady].sum()),
             total.time_s + float((num_steps * times_s)[steady].sum()),

@@ -13,7 +13,7 @@ RECENT = 25
 MIN_S = 1.0
 """No share, straggler or advice is computed from less time."""
 STRAGGLER_SHARE = 0.2
-"""A rank is waited for if the others are blocked for so much more of their time than it is."""
+"""A rank is waited for if the others are blocked for this much more of their time than it is."""
 READING_SHARE = 0.3
 QUEUED_SHARE = 0.25
 """Larger shares of reading, and of waiting for a processor, are worth advice."""

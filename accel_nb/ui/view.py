@@ -30,7 +30,7 @@ from accel_nb.ui.message_values import cap_text, to_json_number
 from accel_nb.ui.messages import PanelFacts, ProgressFacts, Status
 from accel_nb.ui.panel_tables import STEP_COLUMNS, PanelTables
 from accel_nb.ui.progress import LoopPlan, Progress
-from accel_nb.ui.rank_progress import ProgressByRank, RankProgress, pace_of_run
+from accel_nb.ui.rank_progress import ProgressByRank, RankProgress, throughput_of_run
 from accel_nb.ui.series_table import MAX_ROWS, Table
 from accel_nb.ui.time_use import TimeUse
 
@@ -133,7 +133,7 @@ class PanelState:
             )
         self.tables.finish_means()
         for rank, progress in self.ranks.items():
-            progress.final = pace_of_run(self.tables.of_rank("step", rank)) or progress.pace
+            progress.final = throughput_of_run(self.tables.of_rank("step", rank)) or progress.throughput
 
     def curve(self, name: str = "loss") -> Table | None:
         """Return the table of a step value or metric: the mean over ranks, or the only rank's.
@@ -178,7 +178,7 @@ class PanelState:
                     "rank": rank,
                     "device": progress.device,
                     "place": progress.place,
-                    "step_ms": to_json_number(progress.pace.step_ms),
+                    "step_ms": to_json_number(progress.throughput.step_ms),
                     "is_straggler": rank == straggler,
                     "time_use": self._time_use.shares(rank),
                     "process_growth": to_json_number(progress.process_growth),

@@ -95,7 +95,7 @@ _NOT_THERE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "DataLoaderShard": ("*", "loaders with a state are torchdata's; checkpoints have the position of others"),
         "SkipDataLoader": ("*", "loaders with a state are torchdata's; checkpoints have the position of others"),
         "FullyShardedDataParallelPlugin": (
-            "activation_checkpointing_offload", "activations are computed again, and not moved to host memory"
+            "activation_checkpointing_offload", "activations are recomputed, and not moved to host memory"
         ),
         "MegatronLMPlugin": ("*", "fields of Megatron-LM's own models and loops are refused when it is used"),
         "ParallelismConfig": ("to_json", "it returns None there"),

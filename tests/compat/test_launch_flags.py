@@ -47,7 +47,7 @@ def test_equivalents_are_flags_that_there_are() -> None:
         ("--fsdp_offload_params", "--fsdp.cpu-offload"),
         ("--module", "-m MODULE"),
         ("--fp8_backend", "torchao"),
-        ("--megatron_lm_calculate_per_token_loss", "Megatron-LM is not served"),
+        ("--megatron_lm_calculate_per_token_loss", "Megatron-LM is not supported"),
     ],
 )
 def test_a_refused_flag_is_answered(flag: str, words: str) -> None:

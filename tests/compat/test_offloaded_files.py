@@ -1,4 +1,4 @@
-"""Files of offloaded models under the alias, and what its loaders and quantised models say."""
+"""Files of offloaded models under the alias, and what its loaders and quantized models say."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_epoch_is_set_on_a_batch_sampler_and_on_the_sampler_in_it() -> None:
     assert (batches.epoch, sampler.epoch) == (3, 3)
 
 
-def test_a_quantised_model_with_offloaded_parts_is_refused() -> None:
+def test_a_quantized_model_with_offloaded_parts_is_refused() -> None:
     model: Any = build()
     model.is_loaded_in_8bit, model.hf_device_map = True, {"0": 0, "1": "cpu"}
     with pytest.raises(ValueError, match=r"CPU or disk offload.*: 1;"):

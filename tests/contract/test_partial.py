@@ -28,7 +28,7 @@ NUM_STEPS = 4
 
 @dataclass
 class Case:
-    """What is trained together; ``losses`` are minimised one after the other, each by the optimizers beside it."""
+    """What is trained together; ``losses`` are minimized one after the other, each by the optimizers beside it."""
 
     models: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]

@@ -16,7 +16,7 @@ def test_two_nodes(kernel, cluster):
     assert "Ray Client is too slow" in refused.error[1]
     refused = kernel.run(f"%%accelerate --engine ray --nodes 3 --cpus 1 --engine.address {cluster}\n1", timeout_s=120)
     assert refused.error is not None
-    assert "--nodes 3 was asked for, and the cluster has 2" in refused.error[1]
+    assert "--nodes 3 was requested, and the cluster has 2" in refused.error[1]
 
     # The weights are those of as many workers on one machine.
     run(kernel, f"{DATA}\nmodel, optimizer, loader = make()\nfirst = [p.clone() for p in model.parameters()]")

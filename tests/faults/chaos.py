@@ -120,7 +120,7 @@ def soak(pool: Pool, num_requests: int) -> Growth:
     times: list[float] = []
     for _ in range(num_requests // 10):
         run_code(pool, "result = 1")
-    gc.collect()  # What earlier work of this process still holds open is no part of the growth.
+    gc.collect()  # What earlier work of this process still holds open is not part of the growth.
     descriptors, rss = len(os.listdir("/proc/self/fd")), here.memory_info().rss
     for _ in range(num_requests):
         started = time.monotonic()

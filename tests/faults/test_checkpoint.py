@@ -308,7 +308,7 @@ def test_damage_is_refused_by_file_name_and_the_older_one_is_read(
     damage(path)
     checkpoint = open_checkpoint(tmp_path, LocalComm())
     assert checkpoint.manifest.origin.step == 1
-    if path.is_file() or pattern != "manifest.json":  # without a manifest it is no checkpoint at all
+    if path.is_file() or pattern != "manifest.json":  # without a manifest it is not a checkpoint at all
         assert path.name in checkpoint.skipped[0]
         with pytest.raises(CorruptCheckpoint, match=path.name.replace(".", r"\.")):
             open_checkpoint(tmp_path / "step_2", LocalComm())

@@ -117,7 +117,7 @@ def test_names_that_cannot_be_sent_are_named_with_the_way_out(kernel):
     [
         ("--cpus 0", ["cpus: 0", "from 1 to 256"]),
         ("--gpus 1", ["no GPU is visible; use --cpus N"]),
-        ("--precison bf16", ["--precison is no flag; did you mean --precision?"]),
+        ("--precison bf16", ["--precison is not a flag; did you mean --precision?"]),
         ("--cpus 2 --gpus 2", ["only one of the two"]),
         ("--max-restarts -1", ["max_restarts: -1", "from 0 to 1000"]),
         ("--cpus 2 --ranks 5", ["rank 5 is outside of a world of 2"]),

@@ -327,7 +327,7 @@ def _edit(folder, name: str, text: str) -> None:
 
 
 def _line(output) -> str:
-    return next((text for text in output.texts if text.startswith("loaded anew")), "")
+    return next((text for text in output.texts if text.startswith("reloaded")), "")
 
 
 def test_an_edited_module_is_loaded_anew_with_those_that_import_it(kernel, folder):
@@ -347,7 +347,7 @@ def test_an_edited_module_is_loaded_anew_with_those_that_import_it(kernel, folde
     output = done(kernel, body)
     assert kernel.value("found") == ((2, "new"), "new", 2, 2, 2)
     assert _line(output) == (
-        "loaded anew on the workers: edited_a, edited_p.sub · edited, "
+        "reloaded on the workers: edited_a, edited_p.sub · edited, "
         "and the notebook itself still has the old code of edited_a, edited_p.sub"
     )
     assert not _line(done(kernel, body)), "once is enough"
@@ -359,7 +359,7 @@ def test_a_module_that_only_workers_have_imported_is_loaded_anew(kernel, folder)
     body = "def read():\n    import edited_c\n    return edited_c.rate\nfound = read()"
     done(kernel, body)
     _edit(folder, "edited_c.py", "rate = 2\n")
-    assert _line(done(kernel, body)) == "loaded anew on the workers: edited_c"
+    assert _line(done(kernel, body)) == "reloaded on the workers: edited_c"
     assert kernel.value("(found, 'edited_c' in sys.modules)") == (2, False)
 
 
@@ -371,9 +371,7 @@ def test_an_edited_module_that_cannot_be_loaded_is_an_error_until_it_is_mended(k
         output = run(kernel, "print(edited_d.rate)")
         assert output.error is not None
         assert output.error[0] == "ShippingError"
-        assert output.error[1].startswith(
-            "the module edited_d has changed and cannot be loaded anew on the workers: Syn"
-        )
+        assert output.error[1].startswith("the module edited_d has changed and cannot be reloaded on the workers: Syn")
         assert not _line(output)
     _edit(folder, "edited_d.py", "rate = 3\n")
     assert done(kernel, "print(edited_d.rate)").stdout == "3\n"
@@ -410,7 +408,7 @@ def test_autoreload_in_the_notebook_is_followed(kernel, folder):
     done(kernel, "found = read(), held[0]()")
     _edit(folder, "edited_f.py", "def read(): return 'new'\n")
     output = done(kernel, "found = read(), held[0]()")
-    assert _line(output) == "loaded anew on the workers: edited_f"
+    assert _line(output) == "reloaded on the workers: edited_f"
     assert kernel.value("(found, read(), held[0]())") == (("new", "new"), "new", "new")
     setup(kernel, "%autoreload 0\n%unload_ext autoreload")
 
@@ -464,7 +462,9 @@ def test_iterators_in_their_course_are_listed_and_ended_ones_come_back(kernel):
     )
     output = done(kernel, body)
     assert "stayed on the workers: batches (" in output.texts[-1]
-    assert "numbered (enumerate cannot be copied (TypeError); the next cell on the workers goes on" in output.texts[-1]
+    assert (
+        "numbered (enumerate cannot be copied (TypeError); the next cell on the workers continues" in output.texts[-1]
+    )
     assert done(kernel, "print(len(list(batches)), len(list(numbered)))").stdout == "3 3\n"
     ended = "with open('/dev/null') as file: rows = csv.reader(file)\nover = iter(loader)\n" + train.format("over")
     assert not any("stayed" in text for text in done(kernel, ended).texts)

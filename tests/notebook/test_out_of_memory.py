@@ -29,7 +29,7 @@ def test_a_step_that_does_not_fit_is_explained_and_the_workers_go_on(kernel):
     assert "can't allocate memory" in output.traceback
     assert "stepper.py" not in output.traceback, "frames between the cell and torch are left out"
     reported = output.traceback[output.traceback.index("Memory of rank") :]
-    assert "32.0 MiB were asked for" in reported
+    assert "32.0 MiB were requested" in reported
     assert "line 7: loss.backward()" in reported
     assert "kept for the backward pass behind *.up" in reported
     assert "parameters  gradients" in reported
@@ -49,7 +49,7 @@ def test_what_a_cell_piles_up_is_named_with_its_line(kernel):
     output = run(kernel, LIMIT + LEAK)
     assert output.error is not None
     reported = output.traceback[output.traceback.index("Memory of rank") :]
-    assert "16.0 MiB were asked for" in reported
+    assert "16.0 MiB were requested" in reported
     assert "`kept (line 8)`" in reported
     assert "line 8: kept.append(torch.ones(2**22))" in reported
     done(kernel, "del kept\nprint(torch.ones(2**26).sum().item())")

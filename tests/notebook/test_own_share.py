@@ -85,7 +85,7 @@ for x, y in loader:
     assert "UserWarning: w: these tensors require gradients and belong to no module" in output.stderr
 
 
-def test_batches_that_leave_one_sample_for_a_share_are_normalised_as_on_one_device(kernel):
+def test_batches_that_leave_one_sample_for_a_share_are_normalized_as_on_one_device(kernel):
     made = (
         "model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double()\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"

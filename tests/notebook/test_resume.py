@@ -131,7 +131,7 @@ def test_the_rest_is_trained_on_another_number_of_workers(kernel, folder: Path):
 def test_nothing_to_resume_is_said(kernel, folder: Path):
     output = done(kernel, LOOP, f"--cpus 2 --checkpoint {folder} --resume auto")
     assert kernel.value("sizes") == [6, 6, 6]
-    assert any(text.startswith("started anew") for text in output.texts)
+    assert any(text.startswith("started from the beginning") for text in output.texts)
     kernel.run("build()")
     assert run(kernel, LOOP, f"--cpus 2 --resume {folder}/step_3").error[0] == "NoCheckpoint"
 

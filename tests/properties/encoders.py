@@ -23,7 +23,7 @@ class Encoder:
         return f"{self.before}\n{written}" if self.before else written
 
     @property
-    def normalises_batches(self) -> bool:
+    def normalizes_batches(self) -> bool:
         """Whether it needs two samples in each batch that it trains on."""
         return "BatchNorm" in self.layers
 

@@ -290,7 +290,7 @@ INTERFACES: dict[str, Interface] = {
         lambda c: c.called("z = model.encoder(xb)\nout = model(xb)", more_loss="loss = loss + 0.1 * z.mean(0).norm()")
     ),
     "two models": Interface(lambda c: c.of_two("out = head(encoder(xb))")),
-    "normalised between two models": Interface(lambda c: c.of_two("z = encoder(xb)\nout = head(z - z.mean(0))")),
+    "normalized between two models": Interface(lambda c: c.of_two("z = encoder(xb)\nout = head(z - z.mean(0))")),
     "shared part": Interface(_shared_part),
     "method": Interface(_method),
     "functional call": Interface(

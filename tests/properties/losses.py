@@ -59,7 +59,7 @@ loss = 1 - (2 * covariance / (spread + 0.1)).mean()""",
 each = ((out - yb) ** 2).mean(1)
 loss = each.topk(max(1, len(each) // 2)).values.mean()""",
     "weights": "loss = (wb * ((out - yb) ** 2).mean(1)).mean()",
-    "normalised weights": "loss = (wb * ((out - yb) ** 2).mean(1)).sum() / wb.sum()",
+    "normalized weights": "loss = (wb * ((out - yb) ** 2).mean(1)).sum() / wb.sum()",
     "masked mean": """\
 mask = (yb > 0).to(out.dtype)
 loss = (mask * (out - yb) ** 2).sum() / mask.sum().clamp(min=1)""",
@@ -128,7 +128,7 @@ loss = -(chosen * advantage).mean()""",
 each = F.cross_entropy(out, yb, reduction='none')
 loss = each.topk(max(1, len(each) // 3)).values.mean()""",
     "weights of samples": "loss = (F.cross_entropy(out, yb, reduction='none') * wb).mean()",
-    "normalised weights of samples": """\
+    "normalized weights of samples": """\
 loss = (F.cross_entropy(out, yb, reduction='none') * wb).sum() / wb.sum()""",
     "entropy of the mean": """\
 mean = out.softmax(1).mean(0)

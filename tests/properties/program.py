@@ -60,7 +60,7 @@ def make_program(number: int, forced: Mapping[str, str] | None = None, *, is_sim
     loss = LOSSES["mse" if interface.has_own_loss else choices.pick("loss", *LOSSES, simple=0.02)]
     encoder = pick_encoder(choices, inputs)
     model = interface.make(Context(encoder, loss, inputs))
-    smallest = max(2 if encoder.normalises_batches else 1, model.min_batch, loss.min_batch)
+    smallest = max(2 if encoder.normalizes_batches else 1, model.min_batch, loss.min_batch)
     iterations = [name for name in ITERATIONS if _can_iterate(name, inputs, model, smallest)]
     how = choices.pick("iteration", *iterations, simple=0.4)
     has_batches = how not in ("full batch", "slices")

@@ -26,7 +26,7 @@ from tests.support.nightly import nightly
 
 
 class Paired(Ddp):
-    """Two neighbours share one model, so to speak: they must read the same data."""
+    """Two neighbors share one model, so to speak: they must read the same data."""
 
     name: ClassVar[str] = "paired"
     capabilities: ClassVar[Capabilities] = Capabilities(min_world=2)

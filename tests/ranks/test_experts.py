@@ -172,7 +172,7 @@ def train_transformers(world: World) -> None:
 
 
 def train_otherwise(world: World) -> None:
-    """Train with activations computed again, which changes nothing, and in bf16, which changes little."""
+    """Train with activations recomputed, which changes nothing, and in bf16, which changes little."""
     expected = by_hand(sparse(), "adamw", sizes=(8, 8))
     cases: list[tuple[dict[str, Any], float]] = [
         ({"config": {"activation_checkpointing": True}}, CLOSE),

@@ -97,11 +97,11 @@ UNPROVEN: dict[str, tuple[Loss, str]] = {
     "focal of the mean": (lambda b: (lambda ce: (1 - (-ce).exp()) ** 2 * ce)(F.cross_entropy(b.out, b.label)), "exp"),
     "median": (lambda b: (b.out - b.y).abs().median(), "`median` of samples"),
     "hardest samples": (lambda b: F.cross_entropy(b.out, b.label, reduction="none").topk(2)[0].mean(), "`topk`"),
-    "targets normalised in the batch": (
+    "targets normalized in the batch": (
         lambda b: -(b.out[:, 0] * ((b.y[:, 0] - b.y[:, 0].mean()) / b.y[:, 0].std())).mean(),
         "a mean over the batch",
     ),
-    "weights normalised in the batch": (
+    "weights normalized in the batch": (
         lambda b: ((b.out - b.y).pow(2).mean(1) * (b.y[:, 0].abs() / b.y[:, 0].abs().sum())).sum(),
         "a sum over the batch",
     ),

@@ -376,7 +376,7 @@ def other_head_by_another_pass(run: Run) -> None:
 
 
 def part_and_whole(run: Run) -> None:
-    """Call a part directly, which every rank computes whole, and then the model: both normalise by their batch."""
+    """Call a part directly, which every rank computes whole, and then the model: both normalize by their batch."""
     model = nn.Sequential(mlp(nn.BatchNorm1d(10), outputs=6), nn.Linear(6, 1)).double()
 
     def loss_of(model: Any, x: Tensor, y: Tensor, label: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ def train_transformers(world: World) -> None:
 
 
 def train_otherwise(world: World) -> None:
-    """Train with activations computed again, which changes nothing, and in bf16, which changes little."""
+    """Train with activations recomputed, which changes nothing, and in bf16, which changes little."""
     expected = by_hand(gpt(), "adamw", sizes=(8, 8))
     cases: list[tuple[dict[str, Any], float]] = [
         ({"config": {"mesh": {"pp": 2, "micro_batches": 2}, "activation_checkpointing": True}}, CLOSE),
@@ -273,7 +273,7 @@ def refuse(world: World) -> None:
     accelerator = build(world)
     problems: list[tuple[nn.Module, str]] = [
         (nn.Linear(2, 2), "needs at least 2 blocks of one class .* and Linear has no list of blocks"),
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "has batch normalisation"),
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "has batch normalization"),
     ]
     for model, problem in problems:
         with pytest.raises(MisuseError, match=problem):

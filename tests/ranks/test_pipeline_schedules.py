@@ -346,7 +346,7 @@ def refuse(world: World) -> None:
         accelerator.pipeline(model, token_loss)
     accelerator.prepare(model, *optimizers(model, "sgd"))
     unknown: Any = "dualpipev"
-    with pytest.raises(MisuseError, match="schedule is 'dualpipev'; it is one of gpipe, 1f1b, zero_bubble"):
+    with pytest.raises(MisuseError, match="schedule is 'dualpipev'; it must be one of gpipe, 1f1b, zero_bubble"):
         accelerator.pipeline(model, token_loss, schedule=unknown)
     with pytest.raises(MisuseError, match="loss_fn is a Tensor"):
         accelerator.pipeline(model, torch.zeros(()))  # pyright: ignore[reportArgumentType]

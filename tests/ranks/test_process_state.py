@@ -54,7 +54,7 @@ def notes_of_schedules(world: World, first: bool) -> list[str]:
 
 def test_a_schedule_that_was_built_before_its_loader_was_divided_is_said() -> None:
     (note,), _ = run_ranks(notes_of_schedules, 2, False)
-    assert "computed from a loader's length before prepare, 2 times as long" in note
+    assert "from a loader before prepare, when the loader was 2 times as long" in note
     assert run_ranks(notes_of_schedules, 2, True) == [[], []]
 
 

@@ -70,7 +70,7 @@ class PipeWorker:
                     result = self._program.handle(request.task, request.body, payloads)
             except BaseException as error:
                 result = TaskResult("raised", self._program.describe_error(error))
-            self._send(Reply(request.number, result.outcome, result.body, result.is_torn), result.payloads)
+            self._send(Reply(request.number, result.outcome, result.body, result.interrupted_exchange), result.payloads)
 
     def _read(self) -> None:
         while True:

@@ -41,7 +41,7 @@ def test_a_step_that_does_not_fit_leaves_its_bill_and_a_pool_that_trains(page: P
     run(1)
     output = page.locator(".jp-CodeCell .jp-OutputArea").nth(1)
     expect(output).to_contain_text("Memory of rank")
-    expect(output).to_contain_text("were asked for")
+    expect(output).to_contain_text("were requested")
     expect(output).to_contain_text("--activation-checkpointing")
     output.evaluate("output => output.scrollIntoView({ block: 'end' })")
     page.screenshot(path=pictures / "out-of-memory.png")

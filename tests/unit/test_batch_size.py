@@ -138,7 +138,7 @@ def test_parameters_that_do_not_fit_are_refused():
     with pytest.raises(MisuseError, match="leave reduce_batch_size_fn out"):
         find_executable_batch_size(starting_batch_size=2, reduce_batch_size_fn=lambda n: 1, keep_global_batch=True)
     stuck = find_executable_batch_size(fits_below(0, []), 4, lambda size: size)
-    with pytest.raises(MisuseError, match="returned 4; it returns a smaller"):
+    with pytest.raises(MisuseError, match="returned 4; it must return a smaller"):
         stuck()
 
 

@@ -42,7 +42,7 @@ def arranged(steps: Sequence[ForwardStep], room: dict[Device, float], own: Pace)
         ([1, 1, 1, 1], [0, 0, 0, 0], 4),
         ([1, 1, 1, 1], [2, 2, 2, 2], 8),  # waiting for the link alone
         ([3, 3, 3, 3], [2, 2, 2, 2], 12),  # waiting for the device alone
-        ([1, 1, 1, 1], [0, 2, 0, 2], 4),  # each arrives while its neighbours compute
+        ([1, 1, 1, 1], [0, 2, 0, 2], 4),  # each arrives while its neighbors compute
         ([1, 1, 1, 1, 1, 1], [0, 0, 0, 3, 3, 0], 6),  # two buffers bridge that
         ([1, 1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 3, 3, 3], 11),  # and no more than two
     ],

@@ -1,4 +1,4 @@
-"""Quantised linear layers: while they are loaded, wherever they lie, and in files."""
+"""Quantized linear layers: while they are loaded, wherever they lie, and in files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXTRAS = ("torchao", "bitsandbytes")
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
-    pytest.mark.skipif(any(unmet_extra("quantize", name) for name in EXTRAS), reason="quantisation is an extra"),
+    pytest.mark.skipif(any(unmet_extra("quantize", name) for name in EXTRAS), reason="quantization is an extra"),
 ]
 
 TOKENS = torch.arange(24).reshape(2, 12)
@@ -66,7 +66,7 @@ def off(model: nn.Module, expected: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_is_quantised_as_it_is_loaded_as_if_it_had_been_whole(tmp_path: Path, method: str) -> None:
+def test_a_model_is_quantized_as_it_is_loaded_as_if_it_had_been_whole(tmp_path: Path, method: str) -> None:
     whole = transformer()
     save_sharded(whole, tmp_path)
     model = accel_nb.load(tmp_path, lambda: Transformer(width=64), quantization=method, verbose=False)
@@ -93,7 +93,7 @@ def test_memory_and_accuracy_are_reported(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("place", [nightly("cpu"), "disk"])
-def test_quantised_weights_are_saved_and_loaded_again_wherever_they_lie(
+def test_quantized_weights_are_saved_and_loaded_again_wherever_they_lie(
     tmp_path: Path, method: str, place: str
 ) -> None:
     model = quantize_model(transformer(), Quantization(method, nested=method == "nf4"))  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def test_quantised_weights_are_saved_and_loaded_again_wherever_they_lie(
     assert torch.equal(outputs(again), outputs(model))
 
 
-def test_a_checkpoint_is_quantised_without_a_model_in_memory(
+def test_a_checkpoint_is_quantized_without_a_model_in_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = transformer()
@@ -122,11 +122,11 @@ def test_a_checkpoint_is_quantised_without_a_model_in_memory(
     assert torch.equal(outputs(model), outputs(quantize_model(whole, "nf4")))
     with pytest.raises(ConfigError, match="not empty"):
         quantize_checkpoint(empty(), tmp_path, tmp_path / "small")
-    with pytest.raises(ConfigError, match="quantised weights already"):
+    with pytest.raises(ConfigError, match="quantized weights already"):
         accel_nb.load(tmp_path / "small", lambda: Transformer(width=64), quantization="int8")
 
 
-def test_gradients_reach_what_lies_before_quantised_layers() -> None:
+def test_gradients_reach_what_lies_before_quantized_layers() -> None:
     model = quantize_model(transformer(), "nf4")
     model(TOKENS).sum().backward()
     assert model.positions.grad is not None
@@ -172,9 +172,9 @@ def test_wrong_uses_are_refused(tmp_path: Path) -> None:
         quantize_model(transformer(), "int3")
     with pytest.raises(ConfigError, match="match no module of the model: tail"):
         quantize_model(transformer(), Quantization(skip_modules=("tail",)))
-    with pytest.raises(ConfigError, match=r"blocks\.0\.mix cannot be quantised: its 48 inputs are not a multiple"):
+    with pytest.raises(ConfigError, match=r"blocks\.0\.mix cannot be quantized: its 48 inputs are not a multiple"):
         quantize_model(Transformer(width=48), "int4")
-    with pytest.raises(ConfigError, match="no quantised layers"):
+    with pytest.raises(ConfigError, match="no quantized layers"):
         save_quantized(transformer(), tmp_path / "a")
     save_single(transformer(), tmp_path)
     with pytest.raises(ConfigError, match=r"cannot stay on disk: blocks\.0\.mix\.weight.*quantize_checkpoint first"):

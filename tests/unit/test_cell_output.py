@@ -65,7 +65,7 @@ ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True, stack="in sl
     ("answers", "reason", "has_pool", "part"),
     [
         ([DEAD], "death", True, "A fresh worker takes its place; the next cell starts with the notebook's values"),
-        ([DEAD], "death", False, "is gone too. The next cell starts everything anew"),
+        ([DEAD], "death", False, "has ended too; both are started again. The next cell starts"),
         ([ENDED], "timeout", True, "timeout of 3 s: rank 1 did not stop and was ended"),
         ([ENDED], "timeout", True, "The last Python stack of rank 1:\nin slow"),
         ([replace(DEAD, rank=0), ENDED], "death", True, "stack of rank 1:\nin slow"),

@@ -44,7 +44,7 @@ def test_init_keeps_a_file_that_is_there(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["config", "init", "--out", str(path)]) == 0
     before = path.read_text()
     assert main(["config", "init", "--out", str(path)]) == 2
-    assert "is there already, and is kept" in capsys.readouterr().err
+    assert "already exists and was not changed" in capsys.readouterr().err
     assert path.read_text() == before
 
 
@@ -123,7 +123,7 @@ def test_import_of_a_tpu(kind: str):
         ("a: &x 1\nb: *x\n", "anchors"),
         ("!!python/object:os.system {}\n", "tags"),
         ("- 1\n", "holds a list"),
-        ("colour: red\n", "has no value of an accelerate config file"),
+        ("color: red\n", "has no value of an accelerate config file"),
     ],
 )
 def test_import_refuses_what_is_no_such_file(

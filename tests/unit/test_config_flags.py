@@ -45,15 +45,15 @@ def test_flags_may_come_as_words():
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("--precison bf16", "--precison is no flag; did you mean --precision?"),
-        ("--prec bf16", "--prec is no flag; did you mean --precision?"),
-        ("--bring-back", "--bring-back is no flag; did you mean --return?"),
-        ("--show_ranks 1", "--show_ranks is no flag; did you mean --show-ranks?"),
-        ("--bucket-cap-mb 3", "--bucket-cap-mb is no flag; did you mean --ddp.bucket-cap-mb?"),
-        ("--xyzzy", "--xyzzy is no flag; the option reference lists all flags"),
-        ("-gpus 2", "-gpus is no flag; did you mean --gpus?; flags start with two dashes"),
-        ("-g 2", "-g is no flag; flags start with two dashes"),
-        ("--", "-- is no flag; the option reference lists all flags"),
+        ("--precison bf16", "--precison is not a flag; did you mean --precision?"),
+        ("--prec bf16", "--prec is not a flag; did you mean --precision?"),
+        ("--bring-back", "--bring-back is not a flag; did you mean --return?"),
+        ("--show_ranks 1", "--show_ranks is not a flag; did you mean --show-ranks?"),
+        ("--bucket-cap-mb 3", "--bucket-cap-mb is not a flag; did you mean --ddp.bucket-cap-mb?"),
+        ("--xyzzy", "--xyzzy is not a flag; the option reference lists all flags"),
+        ("-gpus 2", "-gpus is not a flag; did you mean --gpus?; flags start with two dashes"),
+        ("-g 2", "-g is not a flag; flags start with two dashes"),
+        ("--", "-- is not a flag; the option reference lists all flags"),
         ("train.py", "train.py comes before the first flag; only flags can be given here"),
         ("gpus 2", "gpus 2 comes before the first flag; did you mean --gpus?; only flags can be given here"),
         (
@@ -65,7 +65,7 @@ def test_flags_may_come_as_words():
         ("--gpus 2 3", "3 after --gpus 2 belongs to no flag; remove it, or quote a value with spaces"),
         ("--static yes", "yes after --static belongs to no flag; remove it, or quote a value with spaces"),
         ("--panel=false", "--panel=false: the flag takes no value; write --panel or --no-panel"),
-        ("--no-gpus", "--no-gpus is no flag; did you mean --gpus?"),
+        ("--no-gpus", "--no-gpus is not a flag; did you mean --gpus?"),
         ("--gpus 2 --gpus 4", "--gpus 2 and --gpus 4 disagree; remove one of the two"),
         ("--panel --no-panel", "--panel and --no-panel disagree; remove one of the two"),
         ("--name 'x", 'a quotation mark in "--name \'x" is never closed; close it'),
@@ -179,7 +179,7 @@ def test_command_line_shows_config(capsys: pytest.CaptureFixture[str]):
         (["config"], "config needs a command"),
         (["config", "shw"], "did you mean show?"),
         (["config", "schema", "x"], "unrecognized arguments: x"),
-        (["config", "show", "--gpus", "0", "--foo"], "--foo is no flag"),
+        (["config", "show", "--gpus", "0", "--foo"], "--foo is not a flag"),
     ],
 )
 def test_command_line_exits_with_2_when_misused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):

@@ -190,12 +190,12 @@ def test_problem_line_in_full():
 )
 def test_unknown_name_gets_the_nearest(name: str, nearest: str):
     (problem,) = problems_of(Layer("code", {name: 1}, "Accelerator(...)"))
-    assert problem == f"{name} is no option (Accelerator(...) (code)); did you mean {nearest}?"
+    assert problem == f"{name} is not an option (Accelerator(...) (code)); did you mean {nearest}?"
 
 
 def test_unknown_name_when_nothing_is_near():
-    assert problems_of(Layer("code", {"zzz": {"gpus": 1}}, "x")) == ["zzz is no option (x (code))"]
-    assert problems_of(Layer("code", {5: 1}, "x")) == ["5 is no option (x); the names of options are text"]  # pyright: ignore
+    assert problems_of(Layer("code", {"zzz": {"gpus": 1}}, "x")) == ["zzz is not an option (x (code))"]
+    assert problems_of(Layer("code", {5: 1}, "x")) == ["5 is not an option (x); the names of options are text"]  # pyright: ignore
 
 
 def test_planned_value_is_refused_by_name():

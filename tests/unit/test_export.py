@@ -166,7 +166,7 @@ REFUSED = {
     r"runs on some ranks only \(--ranks\)": [SETUP, LOOP.replace("--cpus 2", "--cpus 2 --ranks 1")],
     "no cell begins with %%accelerate": [SETUP],
     "cell 1 is not Python": ["for in x"],
-    "cell 2: --gpu is no flag; did you mean --gpus": [SETUP, "%%accelerate --gpu 2\nprint(1)"],
+    "cell 2: --gpu is not a flag; did you mean --gpus": [SETUP, "%%accelerate --gpu 2\nprint(1)"],
     "cell 3 iterates over loader, which another cell trains with": [SETUP, LOOP, "sum(x for x in loader)"],
     "cell 2: cannot detect what it trains": [SETUP, "%%accelerate\nself.fit(); loss.backward(); self.optimizer.step()"],
 }
@@ -187,7 +187,7 @@ def test_the_command_writes_two_files_and_replaces_none(
     assert main(["export", "some.ipynb", "train.py"]) == 0
     assert capsys.readouterr().out == "wrote train.py and train.yaml\n"
     assert main(["export", "some.ipynb", "train.py"]) == 2
-    assert "train.py, train.yaml: is there already, and is kept" in capsys.readouterr().err
+    assert "train.py, train.yaml: already exists and was not changed" in capsys.readouterr().err
     assert main(["export", "--force", "some.ipynb", "train.py"]) == 0
     assert main(["export", "some.ipynb", "train.txt"]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["some.ipynb", "train.py", "train.yaml"]

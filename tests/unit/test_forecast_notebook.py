@@ -43,7 +43,7 @@ def test_the_only_model_its_optimizer_and_the_only_loader_are_found() -> None:
     assert found is not None
     assert (found.model.name, found.model.optimizer) == ("Transformer", "RMSprop")
     assert (found.setting.batch_size, found.setting.share) == (16, 8)
-    assert found.knows_activations
+    assert found.has_activations
     assert found.notes == ()
 
 
@@ -54,7 +54,7 @@ def test_names_and_sizes_that_are_given_go_first() -> None:
     assert found is not None
     assert (found.model.num_parameters, found.model.optimizer, found.setting.batch_size) == (34, "sgd", 100)
     assert ask("small --data x", **names).setting.batch_size == 3  # type: ignore[union-attr]
-    assert not ask("model --data n --batch-size 3", **{**names, "n": [torch.ones(3)]}).knows_activations  # type: ignore[union-attr]
+    assert not ask("model --data n --batch-size 3", **{**names, "n": [torch.ones(3)]}).has_activations  # type: ignore[union-attr]
 
 
 def test_what_a_strategy_would_refuse_to_prepare_is_no_choice() -> None:
@@ -90,7 +90,7 @@ def test_looking_at_a_loader_moves_nothing() -> None:
     state = torch.get_rng_state()
     found = ask("", model=model, data=data)
     assert found is not None
-    assert found.knows_activations
+    assert found.has_activations
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -160,6 +160,6 @@ def test_a_mesh_that_is_refused_says_so() -> None:
     found = ask("--pp 2", model=model, data=data)
     assert found is not None
     assert found.best is None
-    assert "pp 2 was passed over: Sequential has batch normalisation" in as_text(found)
+    assert "pp 2 was passed over: Sequential has batch normalization" in as_text(found)
     with pytest.raises(ConfigError, match="mesh pp 3: 3 does not divide 2 workers; use 1, 2"):
         ask("--pp 3", model=model, data=data)

@@ -57,7 +57,7 @@ def test_a_module_is_found_without_being_imported():
 
 
 BAD = {
-    "--gpu 4 train.py": "--gpu is no flag of accel-nb launch; did you mean --gpus?",
+    "--gpu 4 train.py": "--gpu is not a flag of accel-nb launch; did you mean --gpus?",
     "--nnode 2 train.py": "did you mean --nnodes?",
     "--num_processes 2 train.py": "as it is of accelerate's: --gpus N, or --cpus N",
     "--use-fsdp train.py": "as it is of accelerate's: --strategy fsdp",
@@ -96,7 +96,7 @@ BAD = {
     "forged.ipynb": "forged.ipynb: is not a notebook",
     "--nnodes 2 --rdzv-endpoint h:1 some.ipynb": "runs on one machine",
     "-m": "-m needs the name of a module",
-    "-m os;id": "is no module's name",
+    "-m os;id": "is not a module's name",
     "-m nothing.here": "there is no module nothing",
     "-m package.nothing": "there is no module nothing in package",
     "-m package": "a package without __main__.py",

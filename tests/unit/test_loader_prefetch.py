@@ -33,11 +33,11 @@ class RecordingTransfer:
 
     def start(self, batch):
         self.log.append(("start", flat(batch)))
-        return ("ticket", batch)
+        return ("handle", batch)
 
-    def finish(self, ticket):
-        kind, batch = ticket
-        assert kind == "ticket"
+    def finish(self, handle):
+        kind, batch = handle
+        assert kind == "handle"
         self.log.append(("finish", flat(batch)))
         return batch
 

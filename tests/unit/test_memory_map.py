@@ -58,7 +58,7 @@ def segment(*blocks: tuple[int, str], device: int = 0, address: int = 0x7F000000
     }
 
 
-def test_neighbours_of_one_state_are_one_block_and_segments_come_by_size():
+def test_neighbors_of_one_state_are_one_block_and_segments_come_by_size():
     small = segment((MIB, USED), (MIB, INACTIVE))
     large = segment((4 * MIB, USED), (2 * MIB, USED), (MIB, PENDING), (9 * MIB, INACTIVE))
     other = segment((64 * MIB, USED), device=1)

@@ -242,7 +242,7 @@ def test_a_tpu_is_asked_for_by_its_flag(monkeypatch: pytest.MonkeyPatch):
             assign_devices(config.gpus, config.cpus, config.tpus)
         return str(raised.value)
 
-    assert refusal("--tpus all") == "--tpus all was asked for and no TPU is visible; use --gpus N or --cpus N"
+    assert refusal("--tpus all") == "--tpus all was requested and no TPU is visible; use --gpus N or --cpus N"
     with pytest.raises(ConfigError, match="tpus"):
         resolve([parse_flags("--tpus 4 --cpus 2")])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")

@@ -127,7 +127,7 @@ def test_three_changes_are_weighed_where_the_model_is_known() -> None:
     }
     config, specs = resolve([]).config, [WorkerSpec("cpu", 1)] * 2
     lines = describe_out_of_memory([answer_of_rank_1()], names, config, specs)
-    assert lines[1] == "Memory of rank 1 (cpu): 1.00 MiB were asked for, 512 KiB were free"
+    assert lines[1] == "Memory of rank 1 (cpu): 1.00 MiB were requested, 512 KiB were free"
     changes = [line for line in lines if " fits " in line or " lacks " in line]
     assert len(changes) == 3
     assert "batch_size=" in changes[0]

@@ -162,7 +162,7 @@ def test_a_profile_handler_is_the_default_and_arguments_replace_its_fields(tmp_p
     assert sorted(path.name for path in tmp_path.rglob("*.json")) == ["trace_rank0.json"] * 3
 
 
-def test_a_spread_model_is_recognised():
+def test_a_spread_model_is_recognized():
     accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
     assert not accelerator.verify_device_map(model)
     model.hf_device_map = {"a": 0, "b": "cpu"}  # type: ignore[assignment]

@@ -138,7 +138,7 @@ def _line(steps: Sequence[types.TracebackType]) -> str:
     own = [step for step in steps if is_user_module(step.tb_frame.f_globals.get("__name__"))]
     if not own:
         return ""
-    # The line that raised: a frame has gone on to the end of its `with` and `finally` blocks since.
+    # The line that raised: a frame has continued to the end of its `with` and `finally` blocks since.
     code, number = own[-1].tb_frame.f_code, own[-1].tb_lineno
     where = "" if code.co_name == "<module>" else f" of {code.co_name}"
     return f"line {number}{where}: {linecache.getline(code.co_filename, number).strip()[:120]}"

@@ -1,4 +1,4 @@
-"""Batch normalisation over the rows of all ranks, on every type of device and for gradients of any order."""
+"""Batch normalization over the rows of all ranks, on every type of device and for gradients of any order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _normalize(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Normalise by the mean and variance of all ranks' rows, combined as by Chan, Golub and LeVeque (1979)."""
+    """Normalize by the mean and variance of all ranks' rows, combined as by Chan, Golub and LeVeque (1979)."""
     values = source.to(torch.promote_types(source.dtype, torch.float32))
     dims = [dim for dim in range(source.dim()) if dim != 1]
     shape = [1, -1, *[1] * (source.dim() - 2)]

@@ -66,7 +66,7 @@ Result = TypeVar("Result")
 
 _HALF_TOLERANCE = 3e-2
 _MIN_ROWS_PER_RANK = 2
-"""With one row, code such as ``squeeze()`` behaves differently, and batch normalisation has no variance."""
+"""With one row, code such as ``squeeze()`` behaves differently, and batch normalization has no variance."""
 _NUM_COMPARED = 32
 """How many elements of a call's arguments the ranks compare, in the first call, the second, the fourth, and so on."""
 _ROUNDING = 1e-3
@@ -102,8 +102,8 @@ class DividedCalls:
         self._on_unequal = on_unequal
         # Called with a model's name, a number of calls that were divided, and the reason why that was wrong.
         self._on_difference = on_difference
-        # Whether other ranks compute other blocks of a model: then this one sees some of its random numbers and reads
-        # only, and the stages draw from generators of their own.
+        # Whether other ranks compute other blocks of a model: then this rank records only some of its random draws and
+        # reads, and the stages draw from generators of their own.
         self._has_stages = has_stages
         self.exchange = RowExchange(comm)
         self.related = RelatedOutputs(self.exchange)
@@ -351,7 +351,7 @@ class DividedCalls:
 
     @contextmanager
     def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
-        """Compute batch normalisation and random numbers inside of the block as one device would."""
+        """Compute batch normalization and random numbers inside of the block as one device would."""
         with ExitStack() as stack:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
                 stack.enter_context(synchronized_batch_norm(self.exchange))
@@ -430,12 +430,12 @@ class DividedCalls:
         if self._has_hooks(model):
             return DivisionRefusal("hooks read or change its values")
         if (other := find_other_trained(model)) is not None:
-            return DivisionRefusal(f"its code uses `{other}`, which is no part of it")
+            return DivisionRefusal(f"its code uses `{other}`, which is not part of it")
         share = self._stepper.window.share
         is_compiled = self._is_compiled_model(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
         if is_compiled and has_norms:
-            return DivisionRefusal("it is compiled, with batch normalisation")
+            return DivisionRefusal("it is compiled, with batch normalization")
         with self._mark_inside():
             return find_layout(
                 model,

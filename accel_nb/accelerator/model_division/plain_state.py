@@ -1,4 +1,4 @@
-"""Plain values that a model's code may branch on: flags, numbers and texts in attributes and global variables.
+"""Plain values that a model's code may branch on: flags, numbers and strings in attributes and global variables.
 
 A row layout holds for calls with the same plain values, members of enums among them. So a dropout that is enabled
 later, or a layer that an epoch number switches on, makes the model be checked again.
@@ -36,7 +36,7 @@ class PlainState:
         return self._sizes == self._current_sizes()
 
     def values(self) -> tuple[Any, ...]:
-        """Return the current values; a value that is not plain any more is given by its type."""
+        """Return the current values; a value that is no longer plain is given by its type."""
         try:
             found = tuple([container[key] for container, key in self._sources])
         except (KeyError, IndexError):

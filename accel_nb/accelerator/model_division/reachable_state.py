@@ -162,7 +162,7 @@ class PlainSource(NamedTuple):
 def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:
     """Yield the containers of values that a model's code may read."""
     for part in model.modules():
-        # Whole numbers and texts of a library's layer are its structure, which stays; rates and flags may change.
+        # Integers and strings of a library's layer are its fixed structure; rates and flags may change.
         kinds = PLAIN_TYPES if is_user_module(type(part).__module__) else (bool, float)
         yield PlainSource(
             vars(part), [key for key, value in vars(part).items() if _may_change(key) and type(value) in kinds]
@@ -217,7 +217,7 @@ def _walk(model: nn.Module) -> Iterator[Reachable]:
         if key not in _OF_TORCH
     ]
     seen: set[int] = set()
-    for name, value, is_of_users in waiting:  # grows meanwhile
+    for name, value, is_of_users in waiting:  # the loop appends to it
         if isinstance(value, PLAIN_TYPES) or id(value) in seen or len(seen) > _MAX_FOUND:
             continue
         seen.add(id(value))

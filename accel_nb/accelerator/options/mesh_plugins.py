@@ -1,4 +1,4 @@
-"""Records of a mesh with the names of `accelerate`: degrees of Megatron-LM, and of tensor parallelism."""
+"""Plugins with the names of `accelerate` that choose a mesh: Megatron-LM's degrees, and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MegatronLMPlugin:
         pp_degree: Stages (``mesh.pp``).
         num_micro_batches: Parts of a batch that pass through the stages (``mesh.micro_batches``).
         gradient_clipping: Largest norm of the gradients (``clip``); by default 1.0.
-        recompute_activations: Compute activations again (``activation_checkpointing``).
+        recompute_activations: Recompute activations in the backward pass (``activation_checkpointing``).
         use_distributed_optimizer: Divide optimizer state among the processes: with ``strategy="fsdp"``, which divides
             gradients and weights too.
         context_parallel_size: Processes that compute each sequence together (``mesh.cp``).

@@ -306,7 +306,7 @@ class AORecipeKwargs(KwargsHandler):
                 (
                     "pad_inner_dim=False",
                     self.pad_inner_dim is False,
-                    "rows are padded where they must be; leave it out",
+                    "rows are padded where necessary; leave it out",
                 ),
             )
             if is_given
@@ -480,8 +480,8 @@ HANDLERS = (
 
 _REFUSED = {
     "deepspeed_plugins": "several configurations at a time are not supported; give one as deepspeed_plugin",
-    "megatron_lm_plugin": "it is no MegatronLMPlugin of accel_nb; give mesh.tp and mesh.pp in config",
-    "torch_tp_plugin": "it is no TorchTensorParallelPlugin of accel_nb; give mesh.tp in config",
+    "megatron_lm_plugin": "it is not a MegatronLMPlugin of accel_nb; give mesh.tp and mesh.pp in config",
+    "torch_tp_plugin": "it is not a TorchTensorParallelPlugin of accel_nb; give mesh.tp in config",
 }
 
 

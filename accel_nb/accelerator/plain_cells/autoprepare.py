@@ -231,7 +231,7 @@ class PlainCells:
         return self._division.has_read_shares or is_run_by_library(self._namespace, besides=libraries)
 
     def _is_for_one_process(self, module: str) -> bool:
-        """Return whether a module is the user's, in a cell whose code does not ask for its rank."""
+        """Return whether a module is the user's, in a cell whose code does not read its rank."""
         return self._writes_once and is_user_module(module)
 
     def _end_division(self) -> None:

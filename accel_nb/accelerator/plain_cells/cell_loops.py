@@ -62,7 +62,7 @@ class CellLoops:
         self._unmanaged.begin_cell()
 
     def begin_statement(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str]) -> None:
-        """Set the names of the cell, among which tensors are searched; ``bound`` it binds before it reads them."""
+        """Set the names in which tensors are searched; those in ``bound`` are assigned before they are read."""
         self._unmanaged.begin_statement(namespace, names, bound)
 
     def is_training(self) -> bool:
@@ -114,13 +114,13 @@ class CellLoops:
         @functools.wraps(original)
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
             caller = sys._getframe(1).f_globals.get("__name__", "")
-            is_ours = (
+            is_handled = (
                 is_sharded(loader)
                 or is_divided_loader(loader)
                 or caller.startswith("accel_nb.")
                 or type(loader).__iter__ is not __iter__
             )
-            if not is_ours and self._preparation.has_optimizers() and self.begin_loop(loader):
+            if not is_handled and self._preparation.has_optimizers() and self.begin_loop(loader):
                 self._preparation.prepare([loader])
                 return iter(loader)
             return original(loader)

@@ -230,8 +230,8 @@ def warn_background_process(world: World) -> None:
     _warn_on_main(
         world,
         f"each of the {world.size} workers starts this process, since it runs beside the cell: what it writes is "
-        f"written {world.size} times. `subprocess.run` runs a command once; a process that lives on belongs into a "
-        "cell without %%accelerate",
+        f"written {world.size} times. `subprocess.run` runs a command once; start a process that "
+        "keeps running in a cell without %%accelerate",
     )
 
 

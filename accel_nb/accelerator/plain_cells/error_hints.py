@@ -31,7 +31,7 @@ def _explain_batch(error: BaseException, share: BatchShare | None) -> str | None
     return (
         f"the batch was divided: this worker had {share.num_samples} of its {share.total_samples} samples. Code that "
         "needs the whole batch, such as a hidden state of its size, a mean over selected samples or batch "
-        f"normalisation of two, fails on a share: {ALTERNATIVES}; drop_last=True leaves no short batch"
+        f"normalization of two, fails on a share: {ALTERNATIVES}; drop_last=True leaves no short batch"
     )
 
 

@@ -174,12 +174,12 @@ class Preparation:
         return find_unprepared(objects, prepared, optimizers, self._lazy_models)
 
     def _forget(self, objects: Iterable[Any]) -> list[Optimizer]:
-        forgotten = [item for item in objects if self._pending.pop(id(item), None) is not None]
-        for optimizer in forgotten:
+        dropped = [item for item in objects if self._pending.pop(id(item), None) is not None]
+        for optimizer in dropped:
             vars(optimizer).pop("zero_grad", None)
         if not self._pending:
             self._calls.set_before(None)
-        return forgotten
+        return dropped
 
     def _prepare_pending(self) -> None:
         """Prepare pending optimizers when the user's code calls a module.

@@ -43,7 +43,7 @@ class ActivationCheckpointer:
         kind = type(model).__name__
         if not blocks:
             return f"activation_checkpointing has no effect on {kind}, which has no repeated blocks"
-        return f"{len(blocks)} blocks of {kind} compute their activations again"
+        return f"{len(blocks)} blocks of {kind} recompute their activations"
 
 
 def _wrap_block(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The order of an optimizer's parameters: where code took it from a set, it is another one in each process."""
+"""The order of an optimizer's parameters: where code took it from a set, it differs among processes."""
 
 from __future__ import annotations
 

@@ -527,7 +527,7 @@ class Preparer:
             average_metric(scheduler, self._comm)
         if self.schedule != "calls":
             # With per-worker batches an epoch has fewer steps than in one process, by the number of ranks: option
-            # ``samples`` advances schedules by so many. ReduceLROnPlateau counts metrics, not steps.
+            # ``samples`` advances schedules by that many. ReduceLROnPlateau counts metrics, not steps.
             is_ahead = self.schedule == "samples" and batch == "per-worker" and not measures
             num_calls = self._stepper.strategy.data_coords()[1] if is_ahead else 1
             wrap_scheduler(scheduler, proxy, num_calls, self._observer.schedule_observer)
@@ -608,7 +608,7 @@ def collect_notes(
     modules = [part for item in objects if isinstance(item, nn.Module) for part in item.modules()]
     if any(isinstance(part, _BatchNorm) and not isinstance(part, nn.SyncBatchNorm) for part in modules):
         remedy = "; nn.SyncBatchNorm.convert_sync_batchnorm shares them" if not device_type(device).is_host else ""
-        notes.append(f"batch normalisation uses each worker's own statistics{remedy}")
+        notes.append(f"batch normalization uses each worker's own statistics{remedy}")
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in modules):
         notes.append("dropout differs from a run on one device: each worker draws its own")
     if any(isinstance(item, DataLoader) and id(item) not in whole for item in objects):

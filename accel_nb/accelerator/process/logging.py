@@ -61,5 +61,6 @@ def get_logger(name: str, log_level: str | int | None = None) -> RankLogger:
         try:
             logger.setLevel(log_level.upper() if isinstance(log_level, str) else log_level)
         except (ValueError, TypeError) as error:
-            raise MisuseError(f"log_level is {log_level!r}; it is debug, info, warning, error or critical") from error
+            allowed = "debug, info, warning, error or critical"
+            raise MisuseError(f"log_level is {log_level!r}; it must be {allowed}") from error
     return RankLogger(logger)

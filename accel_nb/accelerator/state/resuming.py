@@ -48,7 +48,7 @@ class RunResumer:
         except NoCheckpoint as error:
             if source != "auto":
                 raise
-            self._lines.append(f"started anew: {error}")
+            self._lines.append(f"started from the beginning: {error}")
             return
         self._lines.append(describe_resume(report, self._state.loaders()))
 
@@ -66,7 +66,7 @@ def describe_resume(report: LoadReport, loaders: Sequence[DataLoader[Any]]) -> s
             parts.append(f"epoch {position.num_epochs + 1}{rest}")
     parts.append(f"{before} -> {now} workers" if before != now else f"{now} worker{'s' if now > 1 else ''} as before")
     if before == now:
-        parts.append("exact to the bit" + (", but for what the loader's processes draw" if is_parallel else ""))
+        parts.append("exact to the bit" + (", except random numbers of loader processes" if is_parallel else ""))
     else:
         parts.append("exact: weights, optimizer, order of samples; not: rounding, random numbers of other workers")
     return " · ".join([*parts, *report.notes])

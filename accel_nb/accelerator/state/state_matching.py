@@ -62,7 +62,7 @@ def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
     values, problems = saved["values"], []
     missing = [name for name in live if name not in values]
     unexpected = [name for name in values if name not in live]
-    misshapen = [
+    other_shapes = [
         f"{name} ({list(values[name].shape)} instead of {list(live[name].shape)})"
         for name in live
         if name in values
@@ -73,9 +73,9 @@ def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
         problems.append(f"it lacks tensors of {what}: {', '.join(missing)}")
     if unexpected:
         problems.append(f"it holds tensors that {what} does not have: {', '.join(unexpected)}")
-    if misshapen:
-        problems.append(f"other shapes in {what}: {', '.join(misshapen)}")
-    wrong = {text.partition(" (")[0] for text in misshapen}
+    if other_shapes:
+        problems.append(f"other shapes in {what}: {', '.join(other_shapes)}")
+    wrong = {text.partition(" (")[0] for text in other_shapes}
     fitting: Any = OrderedDict((name, live[name] if name in wrong else values.get(name, live[name])) for name in live)
     fitting._metadata = OrderedDict(saved["versions"])
     return fitting, problems

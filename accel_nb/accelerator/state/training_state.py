@@ -144,7 +144,7 @@ class TrainingState:
         store = open_store(root)
         if not is_alone:
             self.wait()
-        # Hooks write into the draft folder of the checkpoint, which is renamed when it is complete.
+        # Hooks write into the temporary folder of the checkpoint, which is renamed when it is complete.
         place: ReservedFolder | None = None
         # A folder that the user has named is replaced, as by torch.save, since cells and scripts are run repeatedly.
         may_replace = output_dir is not None
@@ -283,7 +283,7 @@ class TrainingState:
         notes = [f"passed over: {reason}" for reason in checkpoint.skipped] + problems
         if not tree["precision"] and live["precision"]:
             state["precision"] = live["precision"]
-            notes.append("the loss scale starts anew: the checkpoint was saved without fp16")
+            notes.append("the loss scale is the initial one: the checkpoint was saved without fp16")
         strategy = self._stepper.strategy
         strategy.write_state(bundle, state if strategy.capabilities.shards_params else materialize(state))
         for item, values in zip(self._registered, tree["registered"], strict=False):
@@ -305,7 +305,7 @@ class TrainingState:
             warnings.warn(str(report), stacklevel=3)
         return report
 
-    def load_foreign(self, folder: str | os.PathLike[str], *, strict: bool) -> LoadReport:
+    def load_accelerate_folder(self, folder: str | os.PathLike[str], *, strict: bool) -> LoadReport:
         """Restore a folder that ``accelerate`` has saved; see `Accelerator.load_state`."""
         self.wait()
         found = AccelerateState(os.fspath(folder))
@@ -333,7 +333,7 @@ class TrainingState:
         notes = [*problems, *found.unread]
         if not found.precision and live["precision"]:
             state["precision"] = live["precision"]
-            notes.append("the loss scale starts anew: it was saved without fp16")
+            notes.append("the loss scale is the initial one: it was saved without fp16")
         if found.schedulers and len(found.random) > 1:
             notes.append(
                 f"the schedulers were saved by {len(found.random)} processes: accelerate may have advanced them that "
@@ -429,7 +429,7 @@ class TrainingState:
             return []
         if rank > 0:
             rng.set_seed(rng.derive_seed(tree["rng"]["seed"], "step", tree["progress"]["step"], "rank", rank))
-        return [f"random states of ranks above 0 are derived anew from (seed, step, rank): {before} saved, {size} load"]
+        return [f"random states of ranks above 0 are derived from (seed, step, rank): {before} saved, {size} load"]
 
     # --- the open accumulation window ---
 

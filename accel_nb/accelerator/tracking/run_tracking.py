@@ -102,7 +102,7 @@ class TrackingMixin(ProcessView):
     ) -> None:
         """Report values by name; reading a tensor waits for its device.
 
-        Numbers are drawn in the panel and sent to the trackers; texts and dictionaries of numbers are sent to the
+        Numbers are drawn in the panel and sent to the trackers; strings and dictionaries of numbers are sent to the
         trackers only. ``log_kwargs`` are keyword arguments of each tracker's ``log`` by the tracker's name. ``step`` is
         the number of optimizer steps by default. If the user has set a logging interval while the cell runs, steps
         between are neither read nor reported. Raises `MisuseError` for other values.
@@ -193,6 +193,6 @@ def _number(name: str, value: Any) -> float:
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         raise MisuseError(
-            f"log({name!r}) got a {type(value).__name__}; it takes numbers and tensors of one value, and texts and "
+            f"log({name!r}) got a {type(value).__name__}; it takes numbers and tensors of one value, and strings and "
             "dictionaries of numbers where trackers run"
         ) from None

@@ -50,7 +50,7 @@ def find_executable_batch_size(
     Raises `MisuseError` if a batch of 1 does not fit, or the function has other parameters.
     """
     if type(starting_batch_size) is not int or starting_batch_size < 1:
-        raise MisuseError(f"starting_batch_size is {starting_batch_size!r}; it is a whole number of at least 1")
+        raise MisuseError(f"starting_batch_size is {starting_batch_size!r}; it must be a whole number of at least 1")
     if keep_global_batch and reduce_batch_size_fn is not None:
         raise MisuseError("keep_global_batch tries the divisors of the starting size; leave reduce_batch_size_fn out")
     if function is None:
@@ -144,7 +144,7 @@ class _Search:
             return size // 2
         smaller = self._reduce(size)
         if type(smaller) is not int or smaller >= size:
-            raise MisuseError(f"reduce_batch_size_fn({size}) returned {smaller!r}; it returns a smaller whole number")
+            raise MisuseError(f"reduce_batch_size_fn({size}) returned {smaller!r}; it must return a smaller number")
         return smaller
 
     def _divisors(self) -> Sequence[int]:

@@ -38,7 +38,7 @@ class FirstStepCheck:
 
     ``name`` returns a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
     must be bitwise equal after the step. ``is_plain`` selects the advice in errors, for a plain or an explicit cell.
-    With ``refuses_foreign`` an optimizer of no prepared model is an error, else a warning.
+    With ``refuses_unprepared`` an optimizer of no prepared model is an error, else a warning.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FirstStepCheck:
         *,
         has_replicas: bool,
         is_plain: bool,
-        refuses_foreign: bool,
+        refuses_unprepared: bool,
         name: Callable[[Tensor], str | None],
     ) -> None:
         self._optimizer = optimizer
@@ -57,7 +57,7 @@ class FirstStepCheck:
         self._comm = comm
         self._has_replicas = has_replicas
         self._is_plain = is_plain
-        self._refuses_foreign = refuses_foreign
+        self._refuses_unprepared = refuses_unprepared
         self._name = name
         self._parameters: list[Tensor] = []
         self._before: Tensor | None = None
@@ -132,7 +132,7 @@ class FirstStepCheck:
                 "its parameters has a gradient: it was built for another copy of the model. Build it from the "
                 "parameters of the model that is trained"
             )
-            if self._refuses_foreign:
+            if self._refuses_unprepared:
                 raise MisuseError(problem)
             warn_at_user_line(problem)
 

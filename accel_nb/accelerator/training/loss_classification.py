@@ -118,7 +118,7 @@ class LossClassifier:
 
     def __init__(self, *, warns: bool = False) -> None:
         self._kinds: dict[type, str] = {}
-        # Whether a warning will tell of a loss whose graph is compiled: on one rank, and once.
+        # Whether to warn of a loss whose graph is compiled: on one rank, and once.
         self._warns = warns
 
     def classify(self, loss: Tensor, num_samples: int) -> LossReduction:
@@ -182,8 +182,8 @@ class LossClassifier:
             kind = self._kind(node)
         return node, kind, scale
 
-    def is_normalised(self, loss: Tensor, num_samples: int) -> bool:
-        """Return whether a loss over ``num_samples`` samples is a sum that the program itself normalises over ranks.
+    def is_normalized(self, loss: Tensor, num_samples: int) -> bool:
+        """Return whether a loss over ``num_samples`` samples is a sum that the program itself normalizes over ranks.
 
         So is a sum that is divided by another total than its own, as by the number of tokens on all ranks, and a loss
         to which such a sum is added; and a sum that is not divided, unless it is added to a mean.

@@ -76,7 +76,7 @@ class LossWeights:
                 has_weight = factor_of_share != 0
                 reduction.drop_gradient_unless(has_weight)
                 return WeighedLoss(loss * factor_of_share, 1.0, loss.detach().where(has_weight, 0.0))
-        elif window.weighs_share and self._classifier.is_normalised(loss, share.num_samples):
+        elif window.weighs_share and self._classifier.is_normalized(loss, share.num_samples):
             factor = window.even_factor
         return WeighedLoss(loss, factor, loss)
 

@@ -102,7 +102,7 @@ class RatePreview:
         num_unknown = max(lengths, default=None) if num_steps == 1 else EPOCHS_AHEAD
         try:
             rates = preview_rates(scheduler, stride=stride, num_unknown=num_unknown)
-        except Exception:  # a schedule of another version of torch; the training goes on
+        except Exception:  # a schedule of another version of torch; training continues
             logger.debug("the schedule's future rates cannot be computed", exc_info=True)
             return
         if rates:

@@ -34,7 +34,7 @@ def code_of(classes: frozenset[type]) -> ModelCode:
 def is_changed(before: ModelCode, now: ModelCode) -> bool:
     """Return whether a function was replaced by one of other code.
 
-    One of the same code may come from pickling the model, which compiles a `torch.fx.GraphModule` anew, on one rank.
+    One of the same code may come from pickling the model, which compiles a `torch.fx.GraphModule` again, on one rank.
     """
     if before == now:
         return False

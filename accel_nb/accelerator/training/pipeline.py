@@ -32,10 +32,10 @@ class TrainingPipeline:
         schedule: Literal["gpipe", "1f1b", "zero_bubble"],
     ) -> None:
         if schedule not in SCHEDULES:
-            raise MisuseError(f"schedule is {schedule!r}; it is one of {', '.join(SCHEDULES)}")
+            raise MisuseError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
         if not callable(loss_fn):
             raise MisuseError(
-                f"loss_fn is a {type(loss_fn).__name__}; it is a function of the model's output and target"
+                f"loss_fn is a {type(loss_fn).__name__}; it must be a function of the model's output and target"
             )
         self._stepper, self._comm, self._model, self._loss_fn = stepper, comm, model, loss_fn
         self._check_prepared()

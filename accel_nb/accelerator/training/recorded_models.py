@@ -11,7 +11,7 @@ from accel_nb.accelerator.training.model_code import ModelCode, code_in, code_of
 
 
 class RecordedModels:
-    """Records the code, the parameters and their names of each model. Only recorded models may be asked for."""
+    """Records the code, the parameters and their names of each model. Only recorded models may be looked up."""
 
     def __init__(self) -> None:
         self._code: dict[int, tuple[frozenset[type], ModelCode]] = {}

@@ -60,7 +60,7 @@ class Stepper:
         """Begin without objects; ``counts_samples`` is False if another rank reads and counts the same data."""
         # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
         self.is_plain_cell = False
-        # Whether the ranks compute the same, in a plain cell. Threads that it starts take turns in any order.
+        # Whether the ranks compute the same, in a plain cell, whose threads run in another order on each rank.
         self.computes_in_main_thread = False
         self.set_strategy(strategy)
         self.is_joined = False
@@ -76,7 +76,7 @@ class Stepper:
         )
         self.optimizer_proxies: dict[int, OptimizerProxy] = {}
         # Whether an optimizer that steps no prepared model is refused; else a warning says so.
-        self.refuses_foreign = True
+        self.refuses_unprepared = True
         self.namespace: dict[str, Any] = {}
         self.was_skipped = False
         # Whether each rank has its own random number stream.
@@ -145,12 +145,12 @@ class Stepper:
 
     def remove(self, objects: Iterable[Any]) -> None:
         """Remove prepared objects."""
-        gone = {id(item) for item in objects}
-        self._recorded.remove(gone)
+        removed = {id(item) for item in objects}
+        self._recorded.remove(removed)
         self.bundle = Bundle(
-            tuple(model for model in self.bundle.models if id(model) not in gone),
-            tuple(optimizer for optimizer in self.bundle.optimizers if id(optimizer) not in gone),
-            tuple(scheduler for scheduler in self.bundle.schedulers if id(scheduler) not in gone),
+            tuple(model for model in self.bundle.models if id(model) not in removed),
+            tuple(optimizer for optimizer in self.bundle.optimizers if id(optimizer) not in removed),
+            tuple(scheduler for scheduler in self.bundle.schedulers if id(scheduler) not in removed),
         )
         self._update_averaged()
 
@@ -448,7 +448,7 @@ class Stepper:
             self._comm,
             has_replicas=not self.strategy.capabilities.shards_params,
             is_plain=self.is_plain_cell,
-            refuses_foreign=self.refuses_foreign,
+            refuses_unprepared=self.refuses_unprepared,
             name=lambda parameter: (
                 name_in_namespace(parameter, self.namespace) or name_in_models(self.bundle.models, parameter)
             ),

@@ -32,7 +32,7 @@ class UnaveragedParameter(NamedTuple):
             + f", of shape {tuple(self.parameter.shape)}, belongs to no prepared model, or was frozen when its model "
             f"was prepared, so its gradient is not averaged over the {num_workers} workers and its values would "
             "diverge. Put it into a module that is prepared (assign it to an attribute of one before preparing), "
-            "prepare the model anew after unfreezing (free_memory(model) first), or set requires_grad=False on it"
+            "prepare the model again after unfreezing (free_memory(model) first), or set requires_grad=False on it"
         )
 
 

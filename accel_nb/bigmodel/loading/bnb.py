@@ -26,7 +26,7 @@ class BnbQuantizationConfig:
     """Options of bitsandbytes by accelerate's names; one of ``load_in_8bit`` and ``load_in_4bit`` must be set.
 
     ``bnb_4bit_compute_dtype`` is the dtype in which 4-bit layers compute, ``torch_dtype`` that of other weights (None:
-    float16 with 8 bits, else the compute dtype). ``skip_modules`` are not quantised (None: tied layers and the head),
+    float16 with 8 bits, else the compute dtype). ``skip_modules`` are not quantized (None: tied layers and the head),
     nor are ``keep_in_fp32_modules``, which are kept in float32.
     """
 
@@ -56,7 +56,7 @@ class BnbQuantizationConfig:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of weights that are not quantised, and of the computation of all layers."""
+        """The dtype of weights that are not quantized, and of the computation of all layers."""
         default = torch.float16 if self.load_in_8bit else self.bnb_4bit_compute_dtype
         given = self.torch_dtype or default
         return _DTYPES[given] if isinstance(given, str) else given
@@ -82,10 +82,10 @@ def load_and_quantize_model(
     max_memory: Mapping[Device, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """Quantise linear layers by bitsandbytes, in place or while they are loaded; return the same model.
+    """Quantize linear layers by bitsandbytes, in place or while they are loaded; return the same model.
 
-    A model with values is quantised in place; one on the meta device needs ``weights_location``, safetensors whose
-    linear layers are quantised one at a time. Weights that ``device_map`` places on disk are written quantised to
+    A model with values is quantized in place; one on the meta device needs ``weights_location``, safetensors whose
+    linear layers are quantized one at a time. Weights that ``device_map`` places on disk are written quantized to
     ``offload_folder``. Raises `ConfigError` with all problems.
     """
     config = bnb_quantization_config
@@ -105,7 +105,7 @@ def load_and_quantize_model(
         places = _places(model, device_map, no_split_module_classes, max_memory, config)
         if places is not None and "disk" in places.values():
             if offload_folder is None:
-                raise ConfigError("device_map places quantised weights on disk, and offload_folder is not given")
+                raise ConfigError("device_map places quantized weights on disk, and offload_folder is not given")
             quantize_checkpoint(
                 model,
                 weights_location,

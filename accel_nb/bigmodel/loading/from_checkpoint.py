@@ -59,26 +59,15 @@ def load(
     its activations, and for keys and values of each block (``activations``, ``kv_cache``: explicit sizes in bytes). If
     the model does not fit, the speed of the device and of transfers is measured for some milliseconds (``pace``:
     explicit values, see `infer_auto_device_map`), and parts are placed so that such a forward takes the least time.
-    ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantises linear layers one at a time while they are
-    loaded; it is not needed for a checkpoint that is stored quantised. The other arguments are those of
+    ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantizes linear layers one at a time while they are
+    loaded; it is not needed for a checkpoint that is stored quantized. The other arguments are those of
     `load_checkpoint_and_dispatch`. Raises `ConfigError` with all problems.
     """
-    if (model_class is None) == (builder is None):
-        given = "neither is given" if builder is None else "both are given"
-        raise ConfigError(
-            f"{given}: load builds the model with model_class=YourModel (and config={{...}} for its arguments) or with "
-            "builder=lambda: YourModel(...); a checkpoint holds tensors and no code"
-        )
-    if builder is not None and config is not None:
-        raise ConfigError("config is only for model_class; a builder is called without arguments")
-    with init_empty_weights():
-        model = builder() if builder is not None else model_class(**(config or {})) if model_class is not None else None
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"load built a {type(model).__name__}, which is not a torch module")
+    model = _build_empty(model_class, builder, config)
     was_quantized = replace_quantized_layers(model, checkpoint)
     if quantization is not None:
         if was_quantized:
-            raise ConfigError(f"{checkpoint} holds quantised weights already; leave quantization out")
+            raise ConfigError(f"{checkpoint} holds quantized weights already; leave quantization out")
         if isinstance(quantization, BnbQuantizationConfig):
             dtype = dtype or quantization.dtype
             quantization = quantization.as_quantization()
@@ -125,6 +114,27 @@ def load(
     if verbose and quantized_layers(model):
         print(report_quantization(model))
     return model.eval()
+
+
+def _build_empty(
+    model_class: Callable[..., nn.Module] | None,
+    builder: Callable[[], nn.Module] | None,
+    config: Mapping[str, object] | None,
+) -> nn.Module:
+    """Return a model on the meta device, of a class or a builder; see `load`."""
+    if (model_class is None) == (builder is None):
+        given = "neither is given" if builder is None else "both are given"
+        raise ConfigError(
+            f"{given}: load builds the model with model_class=YourModel (and config={{...}} for its arguments) or with "
+            "builder=lambda: YourModel(...); a checkpoint holds tensors and no code"
+        )
+    if builder is not None and config is not None:
+        raise ConfigError("config is only for model_class; a builder is called without arguments")
+    with init_empty_weights():
+        model = builder() if builder is not None else model_class(**(config or {})) if model_class is not None else None
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"load built a {type(model).__name__}, which is not a torch module")
+    return model
 
 
 def forecast(

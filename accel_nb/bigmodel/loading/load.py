@@ -109,7 +109,7 @@ def load_checkpoint_in_model(
             matched[at][0].replace(model, tensor)
     largest = max((matched[at][0].nbytes for at, _ in to_quantize), default=0)
     buffers: dict[torch.device, Tensor] = {}
-    for at, device in to_quantize:  # one at a time, so that there is only one unquantised weight at any moment
+    for at, device in to_quantize:  # one at a time, so that there is only one unquantized weight at any moment
         slot, source = matched[at]
         if device not in buffers:
             on_cpu = empty_tensors([((largest,), torch.uint8)])[0] if device_type(device).is_host else None
@@ -258,7 +258,7 @@ def _match_on_ranks(
 
 
 def _check_disk_places(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
-    """Raise `ConfigError` if tensors would stay in files that not all ranks have or that store them unquantised."""
+    """Raise `ConfigError` if tensors would stay in files that not all ranks have or that store them unquantized."""
     away = [
         slot for slot, _ in matched if device_map is not None and find_place(slot.names[0], device_map) == "disk"
     ]  # fmt: skip
@@ -266,8 +266,8 @@ def _check_disk_places(matched: _Matched, device_map: Mapping[str, Device] | Non
         raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all tensors on devices or cpu")
     if left := [slot.names[0] for slot in away if slot.layer is not None]:
         raise ConfigError(
-            f"tensors that are not quantised in the checkpoint cannot stay on disk: {_join_names(left)}; write a "
-            "quantised checkpoint with accel_nb.quantize_checkpoint first, and load that"
+            f"tensors that are not quantized in the checkpoint cannot stay on disk: {_join_names(left)}; write a "
+            "quantized checkpoint with accel_nb.quantize_checkpoint first, and load that"
         )
 
 
@@ -284,7 +284,7 @@ class ModelTensorSlot:
     dtype: torch.dtype
     is_buffer: bool
     layer: QuantizedLinear | None = None
-    """The layer that quantises it, if the checkpoint stores the weight unquantised."""
+    """The layer that quantizes it, if the checkpoint stores the weight unquantized."""
 
     @property
     def shape(self) -> torch.Size:

@@ -1,4 +1,4 @@
-"""Files of quantised weights: safetensors shards, and ``quantization.json``, which describes them."""
+"""Files of quantized weights: safetensors shards, and ``quantization.json``, which describes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FILE_BYTES = 1 << 30
 
 
 def save_quantized(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Write a quantised model, dispatched or not, to an empty folder, from which `accel_nb.load` reads it.
+    """Write a quantized model, dispatched or not, to an empty folder, from which `accel_nb.load` reads it.
 
     Tied tensors are written once; takes memory for one file of 1 GiB. Raises `ConfigError`.
     """
@@ -52,9 +52,9 @@ def quantize_checkpoint(
     dtype: torch.dtype | str | None = None,
     keep_in_fp32_modules: Sequence[str] | None = None,
 ) -> QuantizationReport:
-    """Write a copy of a checkpoint with quantised linear layers, one layer at a time; the model need not fit in memory.
+    """Write a copy of a checkpoint with quantized linear layers, one layer at a time; the model need not fit in memory.
 
-    ``model`` was built under `init_empty_weights`; it stays empty, and its linear layers are replaced by quantised ones
+    ``model`` was built under `init_empty_weights`; it stays empty, and its linear layers are replaced by quantized ones
     (if it has such already, ``quantization`` is ignored). Floating-point tensors are converted to ``dtype`` (None: that
     of the model), except in ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
     """
@@ -82,7 +82,7 @@ def quantize_checkpoint(
 
 
 def replace_quantized_layers(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
-    """Replace the layers that a checkpoint stores quantised; return whether there are any.
+    """Replace the layers that a checkpoint stores quantized; return whether there are any.
 
     Raises `ConfigError` if ``quantization.json`` is wrong.
     """
@@ -100,7 +100,7 @@ def replace_quantized_layers(model: nn.Module, checkpoint: str | os.PathLike[str
         skipped = found.pop("skip_modules")
         how = Quantization(**found, skip_modules=None if skipped is None else tuple(map(str, skipped)))
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
-        raise ConfigError(f"{record} does not describe how the weights in its folder are quantised: {error}") from error
+        raise ConfigError(f"{record} does not describe how the weights in its folder are quantized: {error}") from error
     present = dict(model.named_modules())
     if wrong := [name for name in layers if type(present.get(name)) is not nn.Linear]:
         raise ConfigError(f"{record} names modules that are not linear layers of the model: {', '.join(wrong[:50])}")
@@ -113,10 +113,10 @@ def _write(named: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path) 
     """Write tensors to files of about 1 GiB, then an index and the record ``quantization.json``."""
     layers = quantized_layers(model)
     if not layers:
-        raise ConfigError("the model has no quantised layers; call quantize_model first")
+        raise ConfigError("the model has no quantized layers; call quantize_model first")
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty; quantised weights get a folder of their own")
+        raise ConfigError(f"{folder} is not empty; quantized weights get a folder of their own")
     first_names = {name: held.name for held in list_tensors(model) for name in held.names}
     weight_map: dict[str, str] = {}
     group: dict[str, Tensor] = {}

@@ -93,7 +93,7 @@ class _Residency:
     state: Literal["filling", "ready", "stale", "failed"] = "filling"
     """``stale``: the buffer no longer holds the current weights."""
     users: int = 0
-    ticket: Any = None
+    handle: Any = None
     error: BaseException | None = None
     versions: list[int] = field(default_factory=list)
     """Version counters of its tensors when they were installed in the modules."""
@@ -196,7 +196,7 @@ class WeightPrefetcher:
                     if residency.buffer.lease is not None:
                         residency.buffer.lease.acquire()
                     self._install(unit, residency)
-            self._transfer.wait(residency.ticket)
+            self._transfer.wait(residency.handle)
         except BaseException as error:  # an interrupt may come at any time
             with self._changed:
                 residency.users -= 1
@@ -343,7 +343,7 @@ class WeightPrefetcher:
     def _fill(self, unit: WeightUnit, residency: _Residency) -> None:
         """Read a unit into its buffer."""
         try:
-            ticket = (
+            handle = (
                 self._lease(unit, residency.buffer)
                 if residency.buffer.memory is None
                 else self._copy(unit, residency.buffer)
@@ -360,7 +360,7 @@ class WeightPrefetcher:
                 raise
             return
         with self._changed:
-            residency.ticket, residency.state = ticket, "ready"
+            residency.handle, residency.state = handle, "ready"
             self.num_fills += residency.buffer.memory is not None
             self._changed.notify_all()
 
@@ -372,7 +372,7 @@ class WeightPrefetcher:
         buffer.lease, buffer.views = page_lease, {unit: views}
 
     def _copy(self, unit: WeightUnit, buffer: _Buffer) -> Any:
-        """Fill the memory of a buffer and return the transfer's ticket."""
+        """Fill the memory of a buffer and return the transfer's handle."""
         marks, buffer.events = buffer.events, []
         if unit not in buffer.views:
             assert buffer.memory is not None

@@ -78,10 +78,10 @@ class WeightTransfer(Protocol):
         ...
 
     def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> Any:
-        """Fill parts of a buffer after the events; return a ticket for `wait`. Any thread may call."""
+        """Fill parts of a buffer after the events; return a handle for `wait`. Any thread may call."""
         ...
 
-    def wait(self, ticket: Any) -> None:
+    def wait(self, handle: Any) -> None:
         """Order the calling thread's computation after the fill."""
         ...
 
@@ -136,7 +136,7 @@ class HostTransfer:
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
         _read_with(num_helpers, parts)
 
-    def wait(self, ticket: None) -> None:
+    def wait(self, handle: None) -> None:
         """Do nothing."""
 
     def record_use(self, buffer: Tensor) -> None:
@@ -294,7 +294,7 @@ class DeviceTransfer:
         return True
 
     def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> Any:
-        """Read into staging buffers and queue the copies; the ticket is an event of the queue."""
+        """Read into staging buffers and queue the copies; the handle is an event of the queue."""
         for source, _ in jobs:
             source.advise_read()
         for mark in events:
@@ -313,9 +313,9 @@ class DeviceTransfer:
             self._free.append(staging)
         return self._queue.record_copies()
 
-    def wait(self, ticket: Any) -> None:
+    def wait(self, handle: Any) -> None:
         """Order the computation after the copies."""
-        self._queue.compute_after(ticket)
+        self._queue.compute_after(handle)
 
     def record_use(self, buffer: Tensor) -> Any:
         """Return an event after which the buffer may be filled again."""

@@ -107,11 +107,11 @@ class Arrangement:
         computing = sum(step.seconds for step in self._steps)
         reads = [{place: self._reading(at, place) for place in self._room} for at in range(len(best))]
         changes = list(islice(self._changes(), _MOST_CHANGES))
-        num_left, num_in_vain = _MOST_FORECASTS, 0
+        num_left, num_without_gain = _MOST_FORECASTS, 0
         for change in islice(cycle(changes), 3 * _MOST_CHANGES):
-            if num_in_vain == len(changes) or not num_left:
+            if num_without_gain == len(changes) or not num_left:
                 break
-            num_in_vain += 1
+            num_without_gain += 1
             reading = now.reading
             for at, place in change:
                 reading += reads[at][place] - reads[at][best[at]]
@@ -124,7 +124,7 @@ class Arrangement:
             if self.fits(other):
                 num_left -= 1
                 if is_better(found := self.time(other), now):
-                    best, now, num_in_vain = other, found, 0
+                    best, now, num_without_gain = other, found, 0
         return best
 
     def _changes(self) -> Iterator[Sequence[tuple[int, Device]]]:

@@ -1,6 +1,6 @@
-"""Quantisation of linear layers' weights into plain tensors, and computation with them, by torchao or bitsandbytes.
+"""Quantization of linear layers' weights into plain tensors, and computation with them, by torchao or bitsandbytes.
 
-The libraries represent a quantised weight as an object of their own. A kernel converts that object to plain tensors,
+The libraries represent a quantized weight as an object of their own. A kernel converts that object to plain tensors,
 which files, device maps and offloading support, and restores it for each computation.
 """
 
@@ -27,17 +27,17 @@ _PACKAGES: Mapping[str, str] = {
 _INT4: Any = getattr(torch, "int4")  # noqa: B009  (torch does not declare it)
 
 QuantizedParts = Mapping[str, Tensor]
-"""The tensors of a quantised weight, by name."""
+"""The tensors of a quantized weight, by name."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """The method of quantising linear layers, and the layers to skip.
+    """The method of quantizing linear layers, and the layers to skip.
 
-    ``int8`` and ``int4`` quantise weights only and compute in floating point; ``int8_dynamic`` quantises inputs too,
+    ``int8`` and ``int4`` quantize weights only and compute in floating point; ``int8_dynamic`` quantizes inputs too,
     for each forward, and computes in int8 (all three by torchao). ``bnb_int8`` computes in int8 except for outliers
     beyond ``threshold``; ``nf4`` and ``fp4`` store four bits (these by bitsandbytes). ``group_size`` weights share a
-    scale (int4, nf4, fp4); ``nested`` quantises the scales of nf4 and fp4 too. ``skip_modules`` are names, or parts of
+    scale (int4, nf4, fp4); ``nested`` quantizes the scales of nf4 and fp4 too. ``skip_modules`` are names, or parts of
     names between dots, of layers that are skipped (None: tied ones and the last, the head).
     """
 
@@ -50,7 +50,7 @@ class Quantization:
     def __post_init__(self) -> None:
         problems: list[str] = []
         if self.method not in METHODS:
-            problems.append(f"quantisation {self.method!r} is unknown; there are {', '.join(METHODS)}")
+            problems.append(f"quantization {self.method!r} is unknown; there are {', '.join(METHODS)}")
         if type(self.group_size) is not int or self.group_size not in (32, 64, 128, 256):
             problems.append(f"group_size is {self.group_size!r}; allowed are 32, 64, 128 and 256 weights")
         if not self.threshold >= 0:
@@ -65,10 +65,10 @@ class Quantization:
 
 
 class Kernel(Protocol):
-    """Quantisation of, and computation with, the weight of one layer."""
+    """Quantization of, and computation with, the weight of one layer."""
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the parts of a quantised weight, on its device (the meta device too)."""
+        """Return the parts of a quantized weight, on its device (the meta device too)."""
         ...
 
     def linear(self, x: Tensor, parts: QuantizedParts, bias: Tensor | None) -> Tensor:
@@ -79,7 +79,7 @@ class Kernel(Protocol):
 def build_kernel(quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> Kernel:
     """Return the kernel for a layer of ``shape`` (out, in) that computes in ``dtype``; raises `ConfigError`."""
     if (problem := unmet_extra("quantize", quantization.package)) is not None:
-        raise ConfigError(f"quantisation {quantization.method!r}: {problem}")
+        raise ConfigError(f"quantization {quantization.method!r}: {problem}")
     if quantization.method == "bnb_int8":
         return _BitsAndBytes8(quantization.threshold)
     if quantization.method in ("nf4", "fp4"):
@@ -147,7 +147,7 @@ class _PackedInt4:
 
 
 class _BitsAndBytes8:
-    """bitsandbytes' int8: a scale per row, inputs quantised in each forward, outliers in 16 bits."""
+    """bitsandbytes' int8: a scale per row, inputs quantized in each forward, outliers in 16 bits."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
@@ -169,7 +169,7 @@ class _BitsAndBytes8:
 
 
 class _BitsAndBytes4:
-    """bitsandbytes' 4-bit formats: a scale per block of weights, optionally quantised itself."""
+    """bitsandbytes' 4-bit formats: a scale per block of weights, optionally quantized itself."""
 
     def __init__(self, quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._quantization = quantization

@@ -1,4 +1,4 @@
-"""Linear layers with quantised weights, and a report of the memory saved and the error."""
+"""Linear layers with quantized weights, and a report of the memory saved and the error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecod
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with a quantised weight, whose parts are frozen parameters."""
+    """A linear layer with a quantized weight, whose parts are frozen parameters."""
 
     def __init__(self, layer: nn.Linear, quantization: Quantization, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -31,12 +31,12 @@ class QuantizedLinear(nn.Module):
         self.kernel: Kernel = build_kernel(quantization, (layer.out_features, layer.in_features), self.dtype)
         self.part_names: tuple[str, ...] = ()
         self.error: float | None = None
-        """Relative error of outputs for random inputs, compared with the unquantised weight."""
+        """Relative error of outputs for random inputs, compared with the unquantized weight."""
         self.quantize_weight(layer.weight)
         self.bias = layer.bias
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """Quantise a weight (out, in) on its device and register the parts."""
+        """Quantize a weight (out, in) on its device and register the parts."""
         weight = weight.detach().to(self.dtype)
         parts = self.kernel.quantize(weight)
         self.part_names = tuple(parts)
@@ -55,7 +55,7 @@ class QuantizedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, {', '.join(self.part_names)}"
 
     def measure_error(self, weight: Tensor, parts: Mapping[str, Tensor]) -> None:
-        """Measure the error of a quantised weight; does nothing on the meta device."""
+        """Measure the error of a quantized weight; does nothing on the meta device."""
         if weight.is_meta:
             return
         rows = torch.randn(_PROBE_ROWS, self.in_features, generator=torch.Generator().manual_seed(0), device="cpu")
@@ -68,7 +68,7 @@ class QuantizedLinear(nn.Module):
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """The memory that quantisation saved, and its errors."""
+    """The memory that quantization saved, and its errors."""
 
     method: str
     layers: int
@@ -76,7 +76,7 @@ class QuantizationReport:
     nbytes_before: int
     """Size of the same weights in the dtype of the computation."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """Relative error of the outputs for random inputs, by layer; without layers that were loaded quantised."""
+    """Relative error of the outputs for random inputs, by layer; without layers that were loaded quantized."""
 
     def __str__(self) -> str:
         text = (
@@ -95,9 +95,9 @@ class QuantizationReport:
 def quantize_model(
     model: nn.Module, quantization: str | Quantization, *, dtype: torch.dtype | str | None = None
 ) -> nn.Module:
-    """Replace linear layers by quantised ones, one at a time; returns the model, changed in place.
+    """Replace linear layers by quantized ones, one at a time; returns the model, changed in place.
 
-    On the meta device nothing is computed: weights are then quantised while a checkpoint is loaded. ``dtype`` is that
+    On the meta device nothing is computed: weights are then quantized while a checkpoint is loaded. ``dtype`` is that
     of the computation (None: the layers' own). Raises `ConfigError` with all problems.
     """
     how = as_quantization(quantization)
@@ -106,7 +106,7 @@ def quantize_model(
 
 
 def report_quantization(model: nn.Module) -> QuantizationReport:
-    """Return the number of quantised layers, the memory saved, and the errors."""
+    """Return the number of quantized layers, the memory saved, and the errors."""
     found = quantized_layers(model)
     return QuantizationReport(
         method=next((layer.quantization.method for layer in found.values()), "nothing"),
@@ -124,7 +124,7 @@ def report_quantization(model: nn.Module) -> QuantizationReport:
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
-    """Return the quantised layers of a model by name."""
+    """Return the quantized layers of a model by name."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
 
 
@@ -134,7 +134,7 @@ def as_quantization(given: str | Quantization) -> Quantization:
 
 
 def _choose_layers(model: nn.Module, how: Quantization) -> list[str]:
-    """Return the names of the layers to quantise; raises `ConfigError` if there are none, or a name matches nothing."""
+    """Return the names of the layers to quantize; raises `ConfigError` if there are none, or a name matches nothing."""
     tied = {name.rpartition(".")[0] for held in list_tensors(model) if len(held.names) > 1 for name in held.names}
     inside = [name for name, module in model.named_modules() if isinstance(module, _WHOLE)]
     linear = [
@@ -151,7 +151,7 @@ def _choose_layers(model: nn.Module, how: Quantization) -> list[str]:
             raise ConfigError(f"skip_modules has names that match no module of the model: {', '.join(wrong)}")
         chosen = [name for name in linear if not any(_matches(name, skip) for skip in how.skip_modules)]
     if not chosen:
-        raise ConfigError("no linear layer is left to quantise; see skip_modules")
+        raise ConfigError("no linear layer is left to quantize; see skip_modules")
     return chosen
 
 
@@ -173,7 +173,7 @@ def _matches(name: str, skip: str) -> bool:
 
 
 def replace_linear_layers(model: nn.Module, how: Quantization, names: Sequence[str], dtype: torch.dtype | None) -> None:
-    """Replace linear layers by quantised ones; raises `ConfigError` with those that cannot be quantised."""
+    """Replace linear layers by quantized ones; raises `ConfigError` with those that cannot be quantized."""
     problems: list[str] = []
     for name in names:
         owner, _, leaf = name.rpartition(".")
@@ -181,6 +181,6 @@ def replace_linear_layers(model: nn.Module, how: Quantization, names: Sequence[s
         try:
             setattr(model.get_submodule(owner), leaf, QuantizedLinear(layer, how, dtype).train(layer.training))
         except ConfigError as error:
-            problems += [f"{name} cannot be quantised: {problem}" for problem in error.problems]
+            problems += [f"{name} cannot be quantized: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)

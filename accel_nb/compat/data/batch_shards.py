@@ -36,7 +36,7 @@ class BatchSamplerShard(BatchSampler):
         if split_batches and (self.batch_size is None or self.batch_size % num_processes):
             raise ValueError(
                 f"split_batches=True divides each batch among {num_processes} processes: its batch_size, which is "
-                f"{self.batch_size}, is to be a round multiple of that"
+                f"{self.batch_size}, must be a multiple of that"
             )
         self.batch_sampler = batch_sampler
         self.num_processes, self.process_index = num_processes, process_index
@@ -120,7 +120,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         if split_batches and batch_size > 1 and batch_size % num_processes:
             raise ValueError(
                 f"split_batches=True divides each batch among {num_processes} processes: its batch_size, which is "
-                f"{batch_size}, is to be a round multiple of that"
+                f"{batch_size}, must be a multiple of that"
             )
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
         self.num_processes, self.process_index, self.split_batches = num_processes, process_index, split_batches
@@ -147,7 +147,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         if not hasattr(self.dataset, "set_epoch") and hasattr(generator, "manual_seed"):
             generator.manual_seed(self.epoch)  # so that every process has the same order
         round_size, own = self._sizes()
-        mine = slice(own * self.process_index, own * (self.process_index + 1))
+        own_slice = slice(own * self.process_index, own * (self.process_index + 1))
         samples, first = iter(self.dataset), None
         while batch := list(islice(samples, round_size)):
             first = first or batch
@@ -155,12 +155,12 @@ class IterableDatasetShard(IterableDataset[Any]):
                 if self.drop_last:
                     return
                 batch = _fill(batch, first, round_size)
-            yield from batch[mine]
+            yield from batch[own_slice]
 
 
 def set_epoch_of(sampler: Any, epoch: int) -> None:
     """Call ``set_epoch`` of a batch sampler, sampler or dataset, and of the samplers in it, where there is one."""
-    for _ in range(8):
+    for _ in range(8):  # samplers nested more deeply do not occur; a cycle of them must end
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)

@@ -392,7 +392,7 @@ def prepare_data_loader(
     if split_batches and dataloader.batch_size is not None and dataloader.batch_size % count:
         raise ValueError(
             f"split_batches=True divides each batch among {count} processes: its batch_size, which is "
-            f"{dataloader.batch_size}, is to be a round multiple of that"
+            f"{dataloader.batch_size}, must be a multiple of that"
         )
     options = _copy_options(dataloader)
     options |= {

@@ -21,7 +21,7 @@ class HfDeepSpeedConfig:
         self.set_stage_and_offload()
 
     def set_stage_and_offload(self) -> None:
-        """Read the stage and the devices of offloading anew, after a change of the configuration."""
+        """Read the stage and the devices of offloading again, after a change of the configuration."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         devices = [self.get_value(f"zero_optimization.offload_{part}.device") for part in ("optimizer", "param")]
         self._offload = self._stage in (2, 3) and any(device in ("cpu", "nvme") for device in devices)

@@ -86,7 +86,7 @@ class DeepSpeedPlugin:
         self.msamp_opt_level, self.enable_msamp = self.msamp_opt_level or "O1", bool(self.enable_msamp)
         if self.enable_msamp:
             raise MisuseError(
-                "enable_msamp of DeepSpeedPlugin: MS-AMP is not served; mixed_precision='fp8' is torchao's"
+                "enable_msamp of DeepSpeedPlugin: MS-AMP is not supported; mixed_precision='fp8' is torchao's"
             )
         if has_config:
             self.hf_ds_config = given if isinstance(given, HfDeepSpeedConfig) else HfDeepSpeedConfig(given)

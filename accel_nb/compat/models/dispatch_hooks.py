@@ -63,7 +63,7 @@ class DispatchHook(AlignDevicesHook):
 
 
 class _Weights(Mapping[str, Tensor]):
-    """The values of offloaded weights by name, each read from its source when it is asked for."""
+    """The values of offloaded weights by name, each read from its source when it is looked up."""
 
     def __init__(self, weights: Mapping[str, OffloadedWeight]) -> None:
         self._weights = weights

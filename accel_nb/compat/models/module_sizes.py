@@ -72,7 +72,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 def get_max_memory(max_memory: Mapping[Any, float | str] | None = None) -> dict[Any, int]:
     """Return the bytes that weights may take on each device: ``max_memory`` rounded down, or else the free memory.
 
-    Texts in ``max_memory`` become numbers in place, as with accelerate: transformers computes with them afterwards.
+    Strings in ``max_memory`` become numbers in place, as with accelerate: transformers computes with them afterwards.
     """
     if max_memory is None:
         return dict(sizes.get_max_memory())

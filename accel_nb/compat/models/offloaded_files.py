@@ -18,7 +18,7 @@ _INDEX = "index.json"
 
 def _path_of(folder: str | os.PathLike[str], name: str) -> Path:
     if not name or name in (".", "..") or any(sign in name for sign in ("/", "\\", "\0")):
-        raise ValueError(f"{name!r} is no name of a tensor: a file of that name would be in another folder")
+        raise ValueError(f"{name!r} is not a name of a tensor: a file of that name would be in another folder")
     return Path(folder) / f"{name}.dat"
 
 

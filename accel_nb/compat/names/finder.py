@@ -18,7 +18,7 @@ from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"
 """The version of accelerate whose names and semantics are provided, reported to libraries."""
-_HOME_PAGE = "https://github.com/huggingface/accelerate"  # libraries tell the package from others of its name by it
+_HOME_PAGE = "https://github.com/huggingface/accelerate"  # by which libraries recognize the package
 OF_REAL_PACKAGE = (f"{PACKAGE}.commands", f"{PACKAGE}.test_utils")
 """Modules used from the real package, if it is installed: commands that are not ours, helpers of tests."""
 

@@ -28,7 +28,7 @@ _NAMES_BY_REASON = {
     "checkpoints are saved and loaded by Accelerator.save_state and load_state": (
         "checkpointing load_accelerator_state load_custom_state save_accelerator_state save_custom_state"
     ),
-    "Megatron-LM's own models are not served; MegatronLMPlugin divides any model, and strategy='fsdp' too": (
+    "Megatron-LM's own models are not supported; MegatronLMPlugin divides any model, and strategy='fsdp' too": (
         "megatron_lm AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine "
         "MegatronLMDummyDataLoader MegatronLMDummyScheduler MegatronLMOptimizerWrapper MegatronLMSchedulerWrapper "
         "T5TrainStep add_model_config_to_megatron_parser avg_losses_across_data_parallel_group finish_mpu_init "
@@ -69,7 +69,7 @@ _NAMES_BY_REASON = {
         "BaseEnum EnumWithContains ThreadLocalSharedDict do_nothing"
     ),
     "accelerate's command line is there if accelerate is installed too; here it is accel-nb": "commands",
-    "SageMaker is not served": (
+    "SageMaker is not supported": (
         "SAGEMAKER_PARALLEL_EC2_INSTANCES SAGEMAKER_PYTHON_VERSION SAGEMAKER_PYTORCH_VERSION "
         "SAGEMAKER_TRANSFORMERS_VERSION"
     ),

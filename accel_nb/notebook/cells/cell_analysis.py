@@ -37,7 +37,7 @@ _RANK_NAMES = frozenset({"accelerator", "get_rank", "get_node_local_rank", *_RAN
 """Names and environment variables by which code finds its rank."""
 
 _DATASET_ATTRIBUTES = ("transform", "target_transform", "transforms", "loader", "dataset")
-"""Attributes in which data sets of common libraries store functions, which may be defined in the notebook."""
+"""Attributes in which datasets of common libraries store functions, which may be defined in the notebook."""
 
 _TEXT_CALLS = frozenset(
     {"run_line_magic", "run_cell_magic", "system", "getoutput", "eval", "exec", "evaluate", "query"}
@@ -293,7 +293,7 @@ class _NameCollector(ast.NodeVisitor):
                 self._load_annotation(annotation)
 
     def _load_annotation(self, annotation: ast.AST) -> None:
-        """Load the names in an annotation's texts, which `typing.get_type_hints` may look up."""
+        """Load the names in an annotation's strings, which `typing.get_type_hints` may look up."""
         texts = [part.value for part in ast.walk(annotation) if isinstance(part, ast.Constant)]
         self._branch_depth += 1
         for name in names_in_texts(text for text in texts if isinstance(text, str)):
@@ -346,7 +346,7 @@ def _annotation_of(node: ast.AST) -> ast.AST | None:
 
 
 def names_in_texts(texts: Iterable[str]) -> Iterable[str]:
-    """Yield the names in annotations that are texts; skip texts that are not expressions."""
+    """Yield the names in annotations that are strings; skip strings that are not expressions."""
     for text in texts:
         try:
             tree = ast.parse(text, mode="eval")
@@ -448,7 +448,7 @@ def _public_names(namespace: Mapping[str, Any]) -> Iterable[str]:
 def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wide: bool = False) -> _ResolvedNames:
     """Return ``names`` and all names that the notebook's functions and classes among them look up, transitively.
 
-    With ``is_wide`` names are included that the code may do without: in annotations that are texts, in functions and
+    With ``is_wide`` names are included that the code may do without: in annotations that are strings, in functions and
     hooks to which objects refer, and the classes of these objects.
     """
     found: dict[str, None] = {}
@@ -484,7 +484,7 @@ def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wid
 
 
 def _annotation_texts(value: Any) -> Iterable[str]:
-    """Yield the annotations of a function or class of the notebook that are texts."""
+    """Yield the annotations of a function or class of the notebook that are strings."""
     if isinstance(value, types.FunctionType | type) and value.__module__ == "__main__":
         is_class = isinstance(value, type)
         annotations = vars(value).get("__annotations__", {}) if is_class else value.__annotations__

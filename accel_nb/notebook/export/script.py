@@ -123,7 +123,7 @@ def write_script(exported: ExportedScript, path: str, *, replaces: bool) -> str:
         raise ConfigError(f"{path}: a script ends in .py; name it so")
     files = {script: exported.script, script.with_suffix(".yaml"): exported.options}
     if not replaces and (known := [str(file) for file in files if file.exists()]):
-        raise ConfigError(f"{', '.join(known)}: is there already, and is kept; remove it, or choose another name")
+        raise ConfigError(f"{', '.join(known)}: already exists and was not changed; remove it, or choose another name")
     for file, text in files.items():
         try:
             file.write_text(text, encoding="utf-8")

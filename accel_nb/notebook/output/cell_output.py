@@ -57,7 +57,7 @@ class CellOutput:
         prefix: Callable[[int], str] | None = None,
         is_same_on_ranks: bool = False,
     ) -> None:
-        """``is_same_on_ranks``: whether ranks print the same text but for times, process numbers and the like."""
+        """``is_same_on_ranks``: whether ranks print the same text except times, process numbers and the like."""
         self._specs = specs
         self._has_prefix = prefix is not None or len(shown_ranks) > 1
         self._prefix = prefix or "[rank {}] ".format

@@ -40,7 +40,7 @@ def diagnose_nodes(facts: EngineFacts | None) -> Iterator[Finding]:
         return
     for number, name in enumerate(facts.nodes):
         if reason := facts.lost_nodes.get(number):
-            yield Finding("warning", f"{reason}; `%accelerate restart` connects to it anew")
+            yield Finding("warning", f"{reason}; `%accelerate restart` connects to it again")
         elif (machine := facts.machines.get(number)) is not None:
             for finding in inspect_devices(machine):
                 yield Finding(finding.level, f"node {name}: {finding.text}")

@@ -1,4 +1,4 @@
-"""The newest recorded runs for the sidebar. All texts and lists are bounded, since the files may have any contents."""
+"""The newest recorded runs for the sidebar, with strings and lists limited: the files may contain anything."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ def flags_of_run(run: Run) -> str | None:
 def _read(wanted: object) -> Run:
     registry = RunRegistry()
     if wanted not in registry.ids():
-        raise ValueError("this run is not recorded any more")
+        raise ValueError("this run is no longer recorded")
     try:
         return read_run(registry.folder / str(wanted), sampled=True)
     except (OSError, ValueError):
-        raise ValueError("this run cannot be read any more") from None
+        raise ValueError("this run can no longer be read") from None
 
 
 def _summary(registry: RunRegistry, run: Run) -> dict[str, Any]:

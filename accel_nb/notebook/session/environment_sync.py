@@ -101,6 +101,6 @@ def compiler_flags(tree: ast.Module) -> int:
     return before
 
 
-def sees_other_gpus(started_with: Mapping[str, str]) -> bool:
+def has_other_gpus(started_with: Mapping[str, str]) -> bool:
     """Return whether the notebook has changed the visible GPUs since the workers started."""
     return get_variable(GPU_VARIABLE, None) != started_with.get(GPU_VARIABLE)

@@ -106,7 +106,7 @@ def _make_died_error(
     what = (
         "A fresh worker takes its place; the next cell"
         if has_pool
-        else "The process that workers are forked from is gone too. The next cell starts everything anew and"
+        else "The process that workers are forked from has ended too; both are started again. The next cell"
     )
     parts = [
         f"rank {_join(dead)} {describe_exit(death.code, death.killed_for)} while the cell ran. "

@@ -1,6 +1,6 @@
 """Handlers of loggers that the workers copy from the notebook, and those that a cell adds or removes.
 
-Handlers that write to the output and to files are copied, and made anew in the notebook if a cell adds them. Any other
+Handlers that write to the output and to files are copied, and made again in the notebook if a cell adds them. Any other
 one is handed the records of rank 0 in the notebook (`RecordSender`).
 
 A library adds its handlers when a process imports it. Of a logger that is named after an imported module those that

@@ -110,7 +110,7 @@ class ImportedModuleRecord:
         """Return a line about the modules that the workers reload, if there are any."""
         if not changed:
             return []
-        line = f"loaded anew on the workers: {', '.join(sorted(changed))}"
+        line = f"reloaded on the workers: {', '.join(sorted(changed))}"
         edited = sorted(name for name, how in changed.items() if how == "edited" and name in sys.modules)
         if edited and not _has_autoreload():
             line += f" · edited, and the notebook itself still has the old code of {', '.join(edited)}"
@@ -190,7 +190,7 @@ class WorkerModules:
                 self._reload_one(sys.modules[name], modes[name])
             except Exception as error:  # the user's module may raise anything
                 raise ShippingError(
-                    f"the module {name} has changed and cannot be loaded anew on the workers: "
+                    f"the module {name} has changed and cannot be reloaded on the workers: "
                     f"{type(error).__name__}: {error}. Correct the file and run the cell again."
                 ) from error
             if stamp is not None:

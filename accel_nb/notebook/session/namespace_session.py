@@ -304,7 +304,7 @@ def _describe_caches(paths: Iterable[str], namespace: Mapping[str, Any]) -> list
     names = dict.fromkeys(path for path in paths if path == root_name(path))
     found = [item for name in names for item in cached_functions(name, namespace.get(name))]
     labels = [label for label, function in found if has_changeable_results(function)]
-    return [f"the workers compute anew what the notebook has in the cache of {', '.join(labels)}"] if labels else []
+    return [f"the workers compute again what the notebook has in the cache of {', '.join(labels)}"] if labels else []
 
 
 def _describe_files(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from accel_nb.config.engine_section import EngineOptions
 from accel_nb.errors import PoolError
 from accel_nb.notebook.output.cell_output import IMPORTING, STARTING
-from accel_nb.notebook.session.environment_sync import sees_other_gpus
+from accel_nb.notebook.session.environment_sync import has_other_gpus
 from accel_nb.pool.engine import Engine, EngineFacts, WorkerSpec
 from accel_nb.pool.pool import POLL_S, Pool
 
@@ -99,7 +99,7 @@ class NotebookWorkers:
             if self.pool.specs != tuple(specs) or self.pool.state != "ready":
                 self.discard_pool()
         if self.pool is None:
-            if self._engine is not None and sees_other_gpus(self._engine.facts().variables):
+            if self._engine is not None and has_other_gpus(self._engine.facts().variables):
                 self.stop()
             engine = self.warm_up(options)
             try:
@@ -137,7 +137,7 @@ class NotebookWorkers:
             self._on_lost()
 
     def stop(self) -> None:
-        """End every process. Does nothing when no process runs, but for calling ``on_stop``."""
+        """End every process. Does nothing when no process runs, except calling ``on_stop``."""
         if self.pool is not None:
             self.pool.close()
         elif self._engine is not None:

@@ -41,7 +41,7 @@ def describe_out_of_memory(
 
 
 def _describe_failure(rank: int, found: OutOfMemoryReport) -> Iterator[str]:
-    requested = "" if found.requested is None else f"{size_text(found.requested)} were asked for, "
+    requested = "" if found.requested is None else f"{size_text(found.requested)} were requested, "
     yield f"Memory of rank {rank} ({found.device}): {requested}{size_text(found.free)} were free"
     places = [found.line, f"in {found.module}" if found.module else ""]
     if any(places):
@@ -74,7 +74,7 @@ def _describe_remedies(
     if forecast is None:
         yield "  what would fit is not known: the notebook has no model, or several; `%accelerate plan MODEL` forecasts"
         return
-    if not forecast.knows_activations:
+    if not forecast.has_activations:
         yield f"  what would fit is not known: {'; '.join(forecast.notes)}"
         return
     changes = list(_forecast_changes(forecast, config))

@@ -186,7 +186,7 @@ def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
 def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
     """Return the parameters of matplotlib that differ from its defaults, or that did at the previous call.
 
-    A cycle of colours is returned as text, which matplotlib evaluates as the literal that it is.
+    A cycle of colors is returned as text, which matplotlib evaluates as the literal that it is.
     """
     defaults = dict(dict.items(matplotlib.rcParamsDefault))
     found: dict[str, Any] = {}

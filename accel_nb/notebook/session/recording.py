@@ -64,7 +64,7 @@ def record_run(source: str, resolved: Resolved, state: PanelState, end: RunEnd) 
 
 
 def describe_run(source: str, resolved: Resolved, specs: Sequence[WorkerSpec], started: float) -> dict[str, str]:
-    """Return code, options and environment of a run as short texts, to copy and share."""
+    """Return code, options and environment of a run as short strings, to copy and share."""
     facts = environment_facts()
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     try:

@@ -49,7 +49,7 @@ class RunControls:
         self._num_in_second = 0
 
     def handle_message(self, message: object) -> None:
-        """Handle a message of a panel. Count and drop one that is no action, out of range or over the rate limit."""
+        """Handle a message of a panel; count and drop wrong actions and those over the rate limit."""
         try:
             if self._is_over_rate_limit():
                 raise ValueError("too many requests at once")

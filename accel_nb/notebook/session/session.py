@@ -19,7 +19,7 @@ from accel_nb.notebook.output.cell_output import SENDING
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.background_results import apply_results
-from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, sees_other_gpus
+from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, has_other_gpus
 from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
 from accel_nb.notebook.session.namespace_session import NamespaceSession
@@ -387,7 +387,7 @@ class Session:
         specs = assign_workers(config, lost=lost, num_reserved=num_reserved)
         if not specs:
             self.stop()
-            raise PoolError(f"{'; '.join(lost.values())}. No node is left; the next cell starts the engine anew")
+            raise PoolError(f"{'; '.join(lost.values())}. No node is left; the next cell starts the engine again")
         return specs
 
     def start_workers(self, specs: Sequence[WorkerSpec], options: EngineOptions = LOCAL) -> None:
@@ -438,7 +438,7 @@ class Session:
                 "something that Python loads at its start makes threads"
             )
         lines += [f"{reason}; this cell runs on the other nodes" for reason in facts.lost_nodes.values()]
-        if sees_other_gpus(facts.variables):
+        if has_other_gpus(facts.variables):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
         running.output.set_phase(SENDING)

@@ -19,7 +19,7 @@ class CellWorker(WorkerLink, EventSink, Protocol):
 
     @property
     def group(self) -> DefaultGroup | None:
-        """The open process group of all ranks; None in the zygote, which is no rank."""
+        """The open process group of all ranks; None in the zygote, which is not a rank."""
         ...
 
     @property

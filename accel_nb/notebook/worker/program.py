@@ -135,7 +135,9 @@ class CellProgram:
         settings = (self._settings or ChangedSettings()) if returns and request.call is None else None
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
-        is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._accelerators.open())
+        interrupted_exchange = outcome == "raised" and any(
+            known.has_interrupted_backward for known in self._accelerators.open()
+        )
         self._lines += imported.bind_changed(request.bound)
         if before is not None:
             before.imported = imported.ids()
@@ -158,7 +160,7 @@ class CellProgram:
         if packed is not None:
             reply = replace(reply, returned=packed.record)
             sent = {**packed.payloads, **sent}
-        return TaskResult(outcome, reply.to_body(), sent, is_torn=is_torn)
+        return TaskResult(outcome, reply.to_body(), sent, interrupted_exchange=interrupted_exchange)
 
     def _apply_request(self, request: RunRequest, payloads: Payloads) -> None:
         """Apply the notebook's folder, settings, modules and values; raise ShippingError for values that fail."""

@@ -1,7 +1,7 @@
 """Values that may differ among ranks after a cell, such as names of temporary folders, as digests to compare.
 
-Only plain values are compared, alone and in containers and objects: numbers, texts, paths, times and identifiers. They
-are what a process draws from its own clock, its process id and the operating system's random numbers.
+Only plain values are compared, alone and in containers and objects: numbers, strings, paths, times and identifiers.
+A process makes them from its own clock, its process id and the operating system's random numbers.
 """
 
 from __future__ import annotations

@@ -17,24 +17,24 @@ from accel_nb.pool.sync.reductions.widgets import comm_function
 
 
 class _CommManager:
-    """The registry of comms that the page opens: none does, since its messages go to the notebook's kernel."""
+    """The registry of comms that the page opens. It stays empty: the page opens comms in the notebook's kernel only."""
 
     def register_target(self, name: str, callback: object) -> None:
         """Do nothing: no comm of this name will arrive."""
 
 
 class KernelOfCell:
-    """The part of a kernel that libraries look for, by which they tell a notebook's shell from a terminal's."""
+    """The attributes of a kernel by which libraries recognize a notebook."""
 
     comm_manager = _CommManager()
 
     def get_parent(self) -> dict[str, Any]:
-        """Return a message with any id, to which a widget directs output: the kernel puts that of its own in place."""
+        """Return a message with a placeholder id for a widget's output; the kernel replaces it by the id of its own."""
         return {"header": {"msg_id": "cell"}}
 
 
 class WorkerComm:
-    """A comm as of ipykernel, whose messages are sent to the kernel. No messages of the page arrive here."""
+    """A comm with the interface of ipykernel's, which sends its messages to the kernel and receives none."""
 
     kernel = KernelOfCell()
 
@@ -48,7 +48,7 @@ class WorkerComm:
         primary: bool = True,
         **_: Any,
     ) -> None:
-        """``primary``: whether to open it on the other side."""
+        """Open the comm on the page if ``primary`` is set."""
         self.comm_id = comm_id or uuid.uuid4().hex
         self.target_name = target_name
         self._is_closed = False

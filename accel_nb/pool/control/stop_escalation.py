@@ -74,7 +74,7 @@ class RankResult:
     """Defined by the program; empty if the process ended."""
     payloads: Payloads = field(default_factory=dict)
     death: WorkerDeath | None = None
-    is_torn: bool = False
+    interrupted_exchange: bool = False
     """Whether the request ended in the middle of an exchange with other ranks."""
 
 
@@ -103,19 +103,19 @@ class StopEscalation:
     _interrupted_at: float | None = None
     _failed_at: float | None = None
     _num_interrupts: int = 0
-    _is_torn: bool = False
+    _interrupted_exchange: bool = False
 
     @property
     def must_reopen_group(self) -> bool:
         """Whether ranks were stopped at different collectives, so that the process group is unusable."""
-        return (self._interrupted_at is not None or self._is_torn) and self.size > 1
+        return (self._interrupted_at is not None or self._interrupted_exchange) and self.size > 1
 
-    def record_failure(self, *, is_torn: bool = False) -> None:
+    def record_failure(self, *, interrupted_exchange: bool = False) -> None:
         """Record that a rank raised: after a short wait the others are interrupted.
 
-        ``is_torn``: the rank raised in the middle of an exchange with the others.
+        ``interrupted_exchange``: the rank raised in the middle of an exchange with the others.
         """
-        self._is_torn |= is_torn
+        self._interrupted_exchange |= interrupted_exchange
         if self._failed_at is None:
             self._failed_at = self._now
 
@@ -189,9 +189,9 @@ class StopEscalation:
         """Return whether ranks may still reach the end of their step."""
         if self._finish_sent_at is None or not self.finishes:
             return False
-        is_torn = len(running) < self.size and now - self._unchanged_since > GRACE_S
+        is_incomplete = len(running) < self.size and now - self._unchanged_since > GRACE_S
         timeout_s = FINISH_TIMEOUT_S if running <= self._finishing else GRACE_S
-        return not is_torn and now - self._finish_sent_at <= timeout_s
+        return not is_incomplete and now - self._finish_sent_at <= timeout_s
 
     def _are_blocked(self, elapsed_s: float, quiet_s: float) -> bool:
         some_stopped = 0 < len(self._running) < self.size

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 MAX_READ_BYTES = 4 * 1024 * 1024
-"""After so many bytes the rest is read in the next call, so that one rank cannot starve the others."""
+"""After this many bytes the rest is read in the next call, so that one rank cannot starve the others."""
 TRACE_BYTES = 64 * 1024
 ZYGOTE_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 30.0
@@ -385,7 +385,7 @@ class LocalEngine:
             trace = os.memfd_create("accel_nb_trace", os.MFD_CLOEXEC)
             on_failure.callback(os.close, trace)
             spec = self._specs[rank]
-            neighbours = ranks_of_node(self._specs, spec.node)
+            neighbors = ranks_of_node(self._specs, spec.node)
             start = WorkerStart(
                 rank=rank,
                 size=len(self._specs),
@@ -396,8 +396,8 @@ class LocalEngine:
                 sys_path=[entry for entry in sys.path if isinstance(entry, str)],
                 timeout_s=self._timeout_s,
                 node=spec.node,
-                local_rank=neighbours.index(rank),
-                local_size=len(neighbours),
+                local_rank=neighbors.index(rank),
+                local_size=len(neighbors),
                 address=self._node.address,
                 interface=self._interface,
             )

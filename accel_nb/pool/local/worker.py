@@ -183,7 +183,11 @@ class Worker:
         for stream in (sys.stdout, sys.stderr):
             with suppress(ValueError, OSError):  # the cell may have closed it
                 stream.flush()
-        send_record(self._control, Reply(request.number, result.outcome, result.body, result.is_torn), result.payloads)
+        send_record(
+            self._control,
+            Reply(request.number, result.outcome, result.body, result.interrupted_exchange),
+            result.payloads,
+        )
         close_all(result.payloads.values())
 
     def _reopen(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
@@ -289,7 +293,7 @@ def _path(descriptor: int) -> str:
 def write_stack_on_signal(descriptor: int) -> None:
     """Write the Python stack of the thread that receives a `TRACE_SIGNAL`, which is the main thread if it can.
 
-    faulthandler reads the stacks of other threads while these run, which ends the process by SIGSEGV at times.
+    faulthandler reads the stacks of other threads while these run, which sometimes ends the process by SIGSEGV.
     """
     faulthandler.register(TRACE_SIGNAL, descriptor, all_threads=False)
 

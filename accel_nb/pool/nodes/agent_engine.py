@@ -47,7 +47,7 @@ def named_machines(
     """
     if len(options.hosts) < options.nodes:
         raise ConfigError(
-            f"--nodes {options.nodes} was asked for, and engine.hosts names {len(options.hosts)}; name as many with "
+            f"--nodes {options.nodes} was requested, and engine.hosts names {len(options.hosts)}; name as many with "
             "--engine.hosts HOST,HOST"
         )
     hosts = options.hosts[: options.nodes]

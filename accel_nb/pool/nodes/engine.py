@@ -70,7 +70,7 @@ class HostLink(Protocol):
         ...
 
     def release(self) -> None:
-        """Free what `receive` has used; called when no thread is in it any more."""
+        """Free what `receive` has used; called when no thread is in it."""
         ...
 
 
@@ -135,7 +135,7 @@ class NodePayloads:
 
 
 class NodesEngine:
-    """Runs workers on nodes; `HostLink` sends the frames. A node that does not answer in time is lost for good."""
+    """Runs workers on nodes; `HostLink` sends the frames. A node that does not answer in time is lost permanently."""
 
     def __init__(
         self, links: Sequence[HostLink], *, lost_after_s: float, on_stop: Callable[[], None] = lambda: None

@@ -165,7 +165,7 @@ def _choose_nodes(ray: Any, options: EngineOptions) -> list[dict[str, Any]]:
     if len(found) < options.nodes:
         names = ", ".join(node["NodeManagerAddress"] for node in found) or "none"
         raise ConfigError(
-            f"--nodes {options.nodes} was asked for, and the cluster has {len(found)} with processors ({names}); ask "
+            f"--nodes {options.nodes} was requested, and the cluster has {len(found)} with processors ({names}); ask "
             "for fewer, or join more with `ray start --address HOST:6379`"
         )
     return found[: options.nodes]

@@ -29,7 +29,7 @@ def start_slurm_engine(request: EngineRequest) -> NodesEngine:
         names = run_command(["scontrol", "show", "hostnames", listed]).split()
         if len(names) < options.nodes:
             raise ConfigError(
-                f"--nodes {options.nodes} was asked for, and Slurm's job {job} has {len(names)} ({', '.join(names)}); "
+                f"--nodes {options.nodes} was requested, and Slurm's job {job} has {len(names)} ({', '.join(names)}); "
                 "ask for fewer, or start the notebook in a larger job"
             )
         machines = [Machine(name, _address_in_slurm(name), _srun_command(job, name)) for name in names[: options.nodes]]

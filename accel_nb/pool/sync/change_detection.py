@@ -80,7 +80,7 @@ class AttributesContent:
 
 
 class Deleted:
-    """The value of an attribute that the sender had before and has no more."""
+    """The value of an attribute that the sender no longer has."""
 
 
 def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -> Fingerprint | None:
@@ -173,7 +173,7 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
             data = torch.view_as_real(data.resolve_conj())
         flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
         if exact and data.is_cpu:
-            fingerprints.append(zlib.crc32(numpy.from_dlpack(flat).data))  # `Tensor.numpy` forbids to resize it
+            fingerprints.append(zlib.crc32(numpy.from_dlpack(flat).data))  # `Tensor.numpy` would forbid resizing it
             continue
         whole = flat[: flat.numel() // 4 * 4]
         parts = sums.setdefault(data.device, [])
@@ -245,8 +245,8 @@ def module_attributes(
 ) -> dict[str, dict[str, Any]]:
     """Return by path the attributes of a module that can be copied, for `set_module_attributes`.
 
-    Those of ``before`` that it has no more are `Deleted`. ``paths_before`` are the paths, by the present ones, that the
-    parts which the receiver holds had then, if these may be others.
+    Those of ``before`` that it no longer has are `Deleted`. ``paths_before`` has by present path the
+    path that a part which the receiver holds had then, if these may differ.
     """
     own = user_attributes(module)
     found = {path: copyable_values(values, namespace, refs) for path, values in own.items()}

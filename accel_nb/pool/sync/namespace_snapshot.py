@@ -178,7 +178,7 @@ class NamespaceSnapshot:
         }
 
     def forget_replaced(self) -> None:
-        """Forget the tensors and arrays below modules that have another size or type now: they are sent anew."""
+        """Forget the tensors and arrays below modules that have another size or type now: they are sent again."""
         for path, value in self.living().items():
             found = self.objects[path].fingerprint
             if found is None or not is_below_training_object(path) or not (is_tensor(value) or is_plain_array(value)):

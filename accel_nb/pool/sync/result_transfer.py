@@ -539,7 +539,7 @@ class ResultReceiver:
 def _caches_kept(values: Mapping[str, Any], misses: Mapping[str, int]) -> dict[str, str]:
     """Return why the caches stay here of functions among some values that have computed more results than before."""
     return {
-        f"{label}.cache": "the notebook's function computes these results anew"
+        f"{label}.cache": "the notebook's function computes these results again"
         for path, value in values.items()
         if path == root_name(path)
         for label, function in cached_functions(path, value)
@@ -650,7 +650,7 @@ def _try_value(value: Any, trial: Trial, limit: int | None) -> str | None:
     except Exception as error:
         reason = f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
         is_read = is_iterator(value) and not isinstance(value, io.IOBase)
-        return f"{reason}; the next cell on the workers goes on reading it" if is_read else reason
+        return f"{reason}; the next cell on the workers continues reading it" if is_read else reason
     if limit is not None and size > limit and not is_module(value):
         trial.reset()  # the value is not sent, so what it contains counts in others
         return f"{size_text(size)} is large"

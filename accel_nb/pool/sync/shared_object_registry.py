@@ -384,7 +384,7 @@ class SharedObjectRegistry:
         self._bindings.update(dict.fromkeys(names, _SUPERSEDED))
 
     def release_unused(self, namespace: Mapping[str, Any]) -> None:
-        """Drop the records of objects that only these records keep in memory, since the notebook uses them no more.
+        """Drop the records of objects that only these records keep in memory, since the notebook no longer uses them.
 
         A list or another object that cannot be referenced weakly is kept until its name is sent again.
         """
@@ -463,7 +463,7 @@ class SharedObjectRegistry:
                 # A prepared model has the forward method that its class had when it was prepared.
                 return bool(parts) or is_training_object(value) or is_module_class(value)
             _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, references)
-        if replaced:  # such an object is sent anew with what refers to it, not with the whole model
+        if replaced:  # such an object is sent again with what refers to it, not with the whole model
             for path in replaced:
                 references.pop(id(self._entries[path].value), None)
             self._drop_parts(replaced)

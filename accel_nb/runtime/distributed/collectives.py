@@ -149,10 +149,12 @@ class Collectives:
         like = nested if is_source or nested is not None else offer[1]
         templates = [torch.empty((), dtype=getattr(torch, name), device="cpu") for name, _ in offer[2]]
         shares = [_shares(tuple(shape), self._world.size) for _, shape in offer[2]]
-        mine = [each[self._world.rank] for each in shares]
+        own_shares = [each[self._world.rank] for each in shares]
         if self._world.size == 1:
             return _rebuild(nested, [leaf.detach().clone() for leaf in leaves])
-        return _rebuild(like, self._scatter_content(leaves if is_source else None, templates, shares, mine, source))
+        return _rebuild(
+            like, self._scatter_content(leaves if is_source else None, templates, shares, own_shares, source)
+        )
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order; raise `MisuseError` on all ranks for a type that cannot be sent."""
@@ -309,7 +311,7 @@ class Collectives:
         leaves: list[Tensor] | None,
         templates: list[Tensor],
         shares: list[list[tuple[range, tuple[int, ...]]]],
-        mine: list[tuple[range, tuple[int, ...]]],
+        own_shares: list[tuple[range, tuple[int, ...]]],
         source: int,
     ) -> list[Tensor]:
         size = max(
@@ -330,7 +332,7 @@ class Collectives:
             self._comm.scatter(torch.empty(size, dtype=torch.uint8, device="cpu"), parts, source) if size else None
         )
         content = torch.empty(0, dtype=torch.uint8, device="cpu") if received is None else received
-        made = _copy_if_shared(_from_bytes(content, templates, [shape for _, shape in mine]))
+        made = _copy_if_shared(_from_bytes(content, templates, [shape for _, shape in own_shares]))
         device = leaves[0].device if leaves else torch.device(self._world.device)
         return [part.to(device) for part in made]
 

@@ -93,7 +93,7 @@ class LocalComm:
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
         if self.world.size != 1:
-            raise ValueError(f"a local communicator serves a world of 1, not of {self.world.size}")
+            raise ValueError(f"a local communicator is for a world of 1, not of {self.world.size}")
 
     def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
         """Return the tensor unchanged."""

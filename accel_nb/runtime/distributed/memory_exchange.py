@@ -195,7 +195,7 @@ class MemoryExchange:
                 raise RuntimeError(f"rank {other} did not come to an exchange of tensors in {self._timeout_s:g} s")
 
     def _has_ended(self, other: int) -> bool:
-        """Return whether the process of a rank has ended; False if the system does not tell."""
+        """Return whether the process of a rank has ended; False if the system does not report it."""
         try:
             if other not in self._processes:
                 self._processes[other] = os.pidfd_open(self._words[self._lines[other] + _PID])
@@ -212,7 +212,7 @@ class MemoryExchange:
 
 
 def is_supported(num_ranks: int) -> bool:
-    """Return whether so many ranks can exchange tensors through memory on this system."""
+    """Return whether this number of ranks can exchange tensors through memory on this system."""
     return sys.platform == "linux" and platform.machine() == "x86_64" and num_ranks <= _MAX_RANKS
 
 

@@ -28,7 +28,7 @@ def replacements(
 ) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     """Yield the functions to replace, so that torch.distributed is in use only where ``gathers()`` returns True.
 
-    This applies to libraries of metrics, to batch normalisation, and to the modules for whose names ``is_users``
+    This applies to libraries of metrics, to batch normalization, and to the modules for whose names ``is_users``
     returns True. To code that saves on rank 0 it is not in use where ``writes_once()`` returns True.
     """
     for name in ("is_available", "is_initialized"):

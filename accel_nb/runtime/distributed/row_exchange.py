@@ -75,7 +75,7 @@ class RowExchange:
             return rows.new_empty([*rows.shape[:dim], sum(sizes), *rows.shape[dim + 1 :]])
         gathered = self._comm.all_gather(padded.view(-1).view(torch.uint8))
         parts = [part.view(padded.dtype).view(padded.shape)[:size] for part, size in zip(gathered, sizes, strict=True)]
-        # `cat` along ``dim``: what it returns is no view, which the model's user could not `detach_`.
+        # `cat` along ``dim``: what it returns is not a view, which the model's user could not `detach_`.
         return torch.cat([part.movedim(0, dim) for part in parts], dim)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

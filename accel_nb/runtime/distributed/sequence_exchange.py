@@ -1,7 +1,7 @@
-"""Exchanges among the ranks that hold cuts of the same sequences, as operations with gradients of any order.
+"""Exchanges among the ranks that hold shards of the same sequences, as operations with gradients of any order.
 
-A *whole* tensor is equal on all ranks, and so is its gradient. A rank's *cut* of it is a range along one dim; gradients
-of what is computed from cuts are as many times too large as there are ranks, so that their average is their sum.
+A *whole* tensor is equal on all ranks, and so is its gradient. A rank's *shard* of it is a range along one dim.
+Gradients of what is computed from shards are multiplied by the number of ranks, so that their average is their sum.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Exchange(Protocol):
 
 
 class SequenceExchange:
-    """Exchanges cuts of sequences among ``size`` ranks; each must make the same calls, also in the backward pass."""
+    """Exchanges shards of sequences among ``size`` ranks; each must make the same calls, also in the backward pass."""
 
     def __init__(self, comm: Exchange, rank: int, size: int) -> None:
         self.comm = comm
@@ -39,33 +39,33 @@ class SequenceExchange:
         self.size = size
 
     def range_of(self, length: int, rank: int | None = None) -> tuple[int, int]:
-        """Return where a rank's cut of ``length`` items begins, and how many it has; the first ranks have the rest."""
+        """Return the start and length of a rank's shard of ``length`` items; the first ranks have the remainder."""
         rank = self.rank if rank is None else rank
         each, rest = divmod(length, self.size)
         return each * rank + min(rank, rest), each + (rank < rest)
 
-    def take(self, whole: Tensor, dim: int) -> Tensor:
-        """Return this rank's cut of a whole tensor."""
-        return _Take.apply(whole, self, dim)  # pyright: ignore[reportReturnType]
+    def shard(self, whole: Tensor, dim: int) -> Tensor:
+        """Return this rank's shard of a whole tensor."""
+        return _Shard.apply(whole, self, dim)  # pyright: ignore[reportReturnType]
 
-    def join(self, cut: Tensor, dim: int, length: int) -> Tensor:
-        """Return the whole tensor of the ranks' cuts."""
-        return _Join.apply(cut, self, dim, length)  # pyright: ignore[reportReturnType]
+    def join(self, shard: Tensor, dim: int, length: int) -> Tensor:
+        """Return the whole tensor of the ranks' shards."""
+        return _Join.apply(shard, self, dim, length)  # pyright: ignore[reportReturnType]
 
     def share(self, whole: Tensor) -> Tensor:
-        """Return a whole tensor to compute with cuts: its gradient is the average over the ranks."""
+        """Return a whole tensor to compute with shards: its gradient is the average over the ranks."""
         return _Share.apply(whole, self)  # pyright: ignore[reportReturnType]
 
-    def gather(self, cut: Tensor, dim: int, length: int) -> Tensor:
-        """Return all ranks' cuts, to compute with own ones: the gradient of a cut is the sum over the ranks."""
-        return _Gather.apply(cut, self, dim, length)  # pyright: ignore[reportReturnType]
+    def gather(self, shard: Tensor, dim: int, length: int) -> Tensor:
+        """Return all ranks' shards, to compute with this rank's: the gradient of a shard is the sum over the ranks."""
+        return _Gather.apply(shard, self, dim, length)  # pyright: ignore[reportReturnType]
 
-    def spread(self, cut: Tensor, dim: int, other: int, length: int) -> Tensor:
+    def spread(self, shard: Tensor, dim: int, other: int, length: int) -> Tensor:
         """Return all of the sequence ``dim`` and, in exchange, this rank's part of the dim ``other``, such as heads."""
-        return _Swap.apply(cut, self, other, dim, cut.shape[other], length)  # pyright: ignore[reportReturnType]
+        return _Swap.apply(shard, self, other, dim, shard.shape[other], length)  # pyright: ignore[reportReturnType]
 
     def collect(self, part: Tensor, dim: int, other: int, number: int) -> Tensor:
-        """Undo `spread`: return this rank's cut of the sequence, with all ``number`` items of the dim ``other``."""
+        """Undo `spread`: return this rank's shard of the sequence, with all ``number`` items of the dim ``other``."""
         return _Swap.apply(part, self, dim, other, part.shape[dim], number)  # pyright: ignore[reportReturnType]
 
     def agree(self, flag: bool) -> bool:
@@ -75,21 +75,21 @@ class SequenceExchange:
     # --- without gradients ---
 
     def narrow(self, whole: Tensor, dim: int) -> Tensor:
-        """Return this rank's cut as a view."""
+        """Return this rank's shard as a view."""
         return whole.narrow(dim, *self.range_of(whole.shape[dim]))
 
-    def gathered(self, cut: Tensor, dim: int, length: int) -> Tensor:
-        """Return all ranks' cuts of a dim with ``length`` items in one tensor."""
+    def gathered(self, shard: Tensor, dim: int, length: int) -> Tensor:
+        """Return all ranks' shards of a dim with ``length`` items in one tensor."""
         longest = -(-length // self.size)
-        sent = cut.movedim(dim, 0).contiguous()
+        sent = shard.movedim(dim, 0).contiguous()
         if len(sent) < longest:
             sent = torch.cat([sent, sent.new_zeros(longest - len(sent), *sent.shape[1:])])
         found = self.comm.all_gather(sent)
         parts = [part[: self.range_of(length, rank)[1]].movedim(0, dim) for rank, part in enumerate(found)]
         return torch.cat(parts, dim)
 
-    def swapped(self, value: Tensor, given: int, taken: int, number: int, length: int) -> Tensor:
-        """Return a tensor whose dim ``given``, of ``number`` items, is cut, and ``taken`` has all ``length`` items."""
+    def swapped(self, value: Tensor, given: int, gained: int, number: int, length: int) -> Tensor:
+        """Return a tensor whose dim ``given``, of ``number`` items, is sharded; ``gained`` has all ``length`` items."""
         parts: list[Tensor] = []
         shapes: list[list[int]] = []
         own = list(value.shape)
@@ -97,11 +97,11 @@ class SequenceExchange:
         for rank in range(self.size):
             parts.append(value.narrow(given, *self.range_of(number, rank)).contiguous())
             shapes.append([*own])
-            shapes[-1][taken] = self.range_of(length, rank)[1]
-        return torch.cat(self.comm.all_to_all(parts, shapes), taken)
+            shapes[-1][gained] = self.range_of(length, rank)[1]
+        return torch.cat(self.comm.all_to_all(parts, shapes), gained)
 
 
-class _Take(Function):
+class _Shard(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
         ctx.facts = exchange, dim, whole.shape[dim]
@@ -115,15 +115,15 @@ class _Take(Function):
 
 class _Join(Function):
     @staticmethod
-    def forward(ctx: Any, cut: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
+    def forward(ctx: Any, shard: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
         ctx.facts = exchange, dim
-        return exchange.gathered(cut, dim, length)
+        return exchange.gathered(shard, dim, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         exchange, dim = ctx.facts
-        taken: Any = _Take.apply(gradients[0], exchange, dim)
-        return taken * exchange.size, None, None, None
+        own: Any = _Shard.apply(gradients[0], exchange, dim)
+        return own * exchange.size, None, None, None
 
 
 class _Share(Function):
@@ -150,9 +150,9 @@ class _Average(Function):
 
 class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, cut: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
+    def forward(ctx: Any, shard: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
         ctx.facts = exchange, dim
-        return exchange.gathered(cut, dim, length)
+        return exchange.gathered(shard, dim, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -174,10 +174,10 @@ class _Sum(Function):
 class _Swap(Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, exchange: SequenceExchange, given: int, taken: int, number: int, length: int
+        ctx: Any, value: Tensor, exchange: SequenceExchange, given: int, gained: int, number: int, length: int
     ) -> Tensor:
-        ctx.facts = exchange, taken, given, length, number
-        return exchange.swapped(value, given, taken, number, length)
+        ctx.facts = exchange, gained, given, length, number
+        return exchange.swapped(value, given, gained, number, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -37,7 +37,7 @@ _flat: Any = None
 _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_tensors", default=None)
 
 
-# Torch computes the ranks of a mesh anew at each read, and takes milliseconds to create a mesh.
+# Torch computes the ranks of a mesh again at each read, and takes milliseconds to create a mesh.
 _ranks_of_meshes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _meshes_of_ranks: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 

@@ -1,4 +1,4 @@
-"""Messages between neighbouring stages of a model, and from the last stage to all."""
+"""Messages between neighboring stages of a model, and from the last stage to all."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _T = TypeVar("_T")
 _KEY = re.compile(r"(?i)(?:^|_)(?:api)?(?:key|pat)(?:$|_)")
 _MIN_SECRET = 8
-"""Shorter values also occur in other texts."""
+"""Shorter values also occur in other strings."""
 
 _OWN_PREFIXES = (OPTION_PREFIX, f"_{OPTION_PREFIX}")
 _RANK_VARIABLES = frozenset(

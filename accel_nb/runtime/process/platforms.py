@@ -57,7 +57,7 @@ class Platform:
 
 
 _RUNNERS = ("papermill", "nbconvert", "jupyter-execute")
-_DISCONNECTS = "sessions end by themselves: --checkpoint DIR --every 10min --resume auto goes on where they stopped"
+_DISCONNECTS = "sessions end by themselves: --checkpoint DIR --every 10min --resume auto continues where they stopped"
 
 PLATFORMS: tuple[Platform, ...] = (
     Platform(
@@ -71,7 +71,7 @@ PLATFORMS: tuple[Platform, ...] = (
             "the two T4 have no peer-to-peer copies: workers run with NCCL_P2P_DISABLE=1, unless you set it",
             "a session ends after about 20 minutes without activity, and after 12 hours (9 with a TPU): Save Version "
             "runs the notebook without you",
-            "the internet is off in competition reruns, and until it is switched on: install from attached data sets",
+            "the internet is off in competition reruns, and until it is switched on: install from attached datasets",
             _DISCONNECTS,
         ),
         kept_folder="/kaggle/working",

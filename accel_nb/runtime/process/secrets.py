@@ -28,7 +28,7 @@ def redact_command_line(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def redacted(value: Any, name: str = "") -> Any:
-    """Return a value with the secrets of its texts hidden, at any depth of mappings, lists and tuples.
+    """Return a value with the secrets of its strings hidden, at any depth of mappings, lists and tuples.
 
     A text is hidden completely if ``name`` is the name of a secret. Values of other types are unchanged.
     """

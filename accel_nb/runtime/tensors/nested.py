@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NOTHING = object()
+_MISSING = object()
 
 
 def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
@@ -35,7 +35,7 @@ def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
 
 def map_leaves(fn: Callable[[Any], Any], nested: Any, *, is_leaf: Callable[[Any], bool]) -> Any:
     """Return ``nested`` with ``fn`` applied to each tensor, other leaf, and value for which ``is_leaf`` is true."""
-    if isinstance(nested, Tensor) or is_leaf(nested) or next(_children(nested), _NOTHING) is _NOTHING:
+    if isinstance(nested, Tensor) or is_leaf(nested) or next(_children(nested), _MISSING) is _MISSING:
         return fn(nested)
     return _map_children(lambda child: map_leaves(fn, child, is_leaf=is_leaf), nested)
 

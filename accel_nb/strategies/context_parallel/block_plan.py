@@ -1,7 +1,7 @@
-"""Computation of one block of a model for a cut of its sequence, and the trial that decides how it is done.
+"""Computation of a model's block for a shard of its sequence, and the trial that decides how it is done.
 
-A trial computes a copy of the block in float64 on the CPU with random weights and a short sequence, whole and in cuts,
-with threads in place of ranks. Only if outputs and all gradients are equal, the block is computed in cuts.
+A trial computes a copy of the block in float64 on the CPU with random weights and a short sequence, whole and in
+shards, with threads in place of ranks. The block is computed in shards only if outputs and all gradients are equal.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 from accel_nb.strategies.block_calls import chain_input
-from accel_nb.strategies.context_parallel.cut_functions import (
+from accel_nb.strategies.context_parallel.sharded_functions import (
     OTHER_CALLS,
     AttentionKind,
-    Cut,
     MakeMask,
+    SequenceShard,
     replaced_functions,
-    whole,
+    whole_sequence,
 )
 from accel_nb.strategies.trials import ThreadRank, TrialFailed, is_close, run_threads
 
-MIN_OWN = 2
-"""The least number of items of a cut: code may compute a single one otherwise."""
+MIN_SHARD = 2
+"""The least number of items of a shard: a dim of one item could be squeezed or broadcast."""
 
 _TOLERANCE = 1e-9
 _LENGTHS = (13, 17, 19, 23, 29, 31, 37)
 _ROWS = 2
 _MAX_PARTS = 3
 _SEED = 1
+_OTHER_OUTPUTS = "parts of the sequence give outputs of other shapes than the whole"
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The dims along which the tensors of a block are cut, in the order of the tensors; None: not cut.
+    """The dims along which the tensors of a block are sharded, in the order of the tensors; None: not sharded.
 
     ``dim`` is the dim of the sequence in the block's input. ``attention`` has the kind of each call. ``part`` is the
     name of a module inside of the block that each rank computes for the whole sequence; empty if there is none.
@@ -57,7 +58,7 @@ class BlockPlan:
     part: str = ""
 
 
-def compute_cut(
+def compute_shard(
     block: nn.Module,
     forward: Callable[..., Any],
     plan: BlockPlan,
@@ -66,26 +67,26 @@ def compute_cut(
     kwargs: Mapping[str, Any],
     make_mask: MakeMask | None = None,
 ) -> Any:
-    """Return a block's output for this rank's cut of whole arguments; call it inside of `replaced_functions`."""
+    """Return a block's output for this rank's shard of whole arguments; call it inside of `replaced_functions`."""
     dims = iter(plan.arguments)
 
-    def cut_argument(tensor: Tensor) -> Tensor:
+    def shard_argument(tensor: Tensor) -> Tensor:
         dim = next(dims)
         if dim is not None:
-            return exchange.take(tensor, dim)
+            return exchange.shard(tensor, dim)
         return exchange.share(tensor) if torch.is_grad_enabled() and tensor.requires_grad else tensor
 
-    own_args, own_kwargs = map_tensors(cut_argument, (list(args), dict(kwargs)))
-    cut = Cut(exchange, length_of(plan, args, kwargs), plan.dim, plan.attention, make_mask)
-    with cut.computing(), _whole_part(block, plan.part, cut):
+    own_args, own_kwargs = map_tensors(shard_argument, (list(args), dict(kwargs)))
+    shard = SequenceShard(exchange, length_of(plan, args, kwargs), plan.dim, plan.attention, make_mask)
+    with shard.computing(), _whole_part(block, plan.part, shard):
         output = forward(*own_args, **own_kwargs)
-    if not plan.part and len(cut.found) != len(plan.attention):
+    if not plan.part and len(shard.found) != len(plan.attention):
         raise MisuseError(OTHER_CALLS)
     return output
 
 
-def join_cuts(output: Any, dims: Sequence[int | None], exchange: SequenceExchange, length: int) -> Any:
-    """Return the whole output of a block from this rank's output for its cut; every rank must call."""
+def join_shards(output: Any, dims: Sequence[int | None], exchange: SequenceExchange, length: int) -> Any:
+    """Return the whole output of a block from this rank's output for its shard; every rank must call."""
     tensors = list(find_tensors(output))
     own = exchange.range_of(length)[1]
     if len(tensors) != len(dims) or any(
@@ -104,14 +105,14 @@ def join_cuts(output: Any, dims: Sequence[int | None], exchange: SequenceExchang
 
 def length_of(plan: BlockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Return the length of the whole sequence in the arguments of a block."""
-    taken = chain_input(args, kwargs)
-    assert taken is not None, "the plan was made for one"
-    return taken.shape[plan.dim]
+    sequence = chain_input(args, kwargs)
+    assert sequence is not None, "the plan was made for one"
+    return sequence.shape[plan.dim]
 
 
 @contextmanager
-def _whole_part(block: nn.Module, name: str, cut: Cut) -> Iterator[None]:
-    """Compute a module inside of a block for whole sequences: its inputs are gathered, its outputs cut."""
+def _whole_part(block: nn.Module, name: str, shard: SequenceShard) -> Iterator[None]:
+    """Compute a module inside of a block for whole sequences: its inputs are gathered, its outputs sharded."""
     if not name:
         yield
         return
@@ -123,18 +124,18 @@ def _whole_part(block: nn.Module, name: str, cut: Cut) -> Iterator[None]:
         gathered: dict[int, Tensor] = {}
 
         def gather(tensor: Tensor) -> Tensor:
-            if tensor.dim() < 3 or tensor.shape[cut.dim] != cut.own or not tensor.is_floating_point():
+            if tensor.dim() < 3 or tensor.shape[shard.dim] != shard.own_length or not tensor.is_floating_point():
                 return tensor
             if id(tensor) not in gathered:
-                gathered[id(tensor)] = cut.exchange.gather(tensor, cut.dim, cut.length)
+                gathered[id(tensor)] = shard.exchange.gather(tensor, shard.dim, shard.length)
             return gathered[id(tensor)]
 
-        with cut.suspended():
+        with shard.suspended():
             output = forward(*map_tensors(gather, list(args)), **map_tensors(gather, kwargs))
         return map_tensors(
             lambda tensor: (
-                cut.exchange.narrow(tensor, cut.dim)
-                if tensor.dim() >= 3 and tensor.shape[cut.dim] == cut.length
+                shard.exchange.narrow(tensor, shard.dim)
+                if tensor.dim() >= 3 and tensor.shape[shard.dim] == shard.length
                 else tensor
             ),
             output,
@@ -154,14 +155,14 @@ def _whole_part(block: nn.Module, name: str, cut: Cut) -> Iterator[None]:
 
 
 def plan_block(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], size: int) -> BlockPlan:
-    """Return how a call of a block is computed in ``size`` cuts; raises `TrialFailed` if it cannot be.
+    """Return how a call of a block is computed in ``size`` shards; raises `TrialFailed` if it cannot be.
 
     Copies of ``block`` are called, with few rows and short sequences, whatever those of the arguments are.
     """
-    taken = chain_input(args, kwargs)
-    if taken is None or not taken.is_floating_point() or taken.dim() < 3:
+    sequence = chain_input(args, kwargs)
+    if sequence is None or not sequence.is_floating_point() or sequence.dim() < 3:
         raise TrialFailed("its first input is not a sequence of vectors, a tensor of floats with 3 dims")
-    unknown = next((leaf for leaf in find_leaves([list(args), dict(kwargs)]) if not _can_be_cut(leaf)), None)
+    unknown = next((leaf for leaf in find_leaves([list(args), dict(kwargs)]) if not _can_be_sharded(leaf)), None)
     if unknown is not None:
         raise TrialFailed(f"it takes a {type(unknown).__name__}")
     reasons: list[str] = []
@@ -169,7 +170,7 @@ def plan_block(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     try:
         with replaced_functions(), redirect_stdout(io.StringIO()), torch.autocast("cpu", enabled=False):
             block = _random_copy(block)
-            for dim in dims_to_cut(taken, size):
+            for dim in dims_to_shard(sequence, size):
                 try:
                     return _Trial(block, dim, args, kwargs, size).find_plan()
                 except TrialFailed as failed:
@@ -179,9 +180,9 @@ def plan_block(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     raise TrialFailed(reasons[0] if reasons else "its sequences are too short")
 
 
-def dims_to_cut(taken: Tensor, size: int) -> list[int]:
-    """Return the dims along which an input may have a sequence that is long enough for ``size`` cuts."""
-    return [dim for dim in (1, 0) if dim < taken.dim() and taken.shape[dim] >= MIN_OWN * size]
+def dims_to_shard(sequence: Tensor, size: int) -> list[int]:
+    """Return the dims along which an input may have a sequence that is long enough for ``size`` shards."""
+    return [dim for dim in (1, 0) if dim < sequence.dim() and sequence.shape[dim] >= MIN_SHARD * size]
 
 
 class _Trial:
@@ -191,15 +192,15 @@ class _Trial:
         self._block = block
         self._dim = dim
         self._size = size
-        taken = chain_input(args, kwargs)
-        assert taken is not None, "checked before"
-        length, rows = taken.shape[dim], taken.shape[1 - dim]
+        sequence = chain_input(args, kwargs)
+        assert sequence is not None, "checked before"
+        length, rows = sequence.shape[dim], sequence.shape[1 - dim]
         tensors = list(find_tensors([list(args), dict(kwargs)]))
         others = {number for value in tensors for number in value.shape} - {length}
         others |= {number for value in block.parameters() for number in value.shape}
-        self._dims = [(dim,) if value is taken else _dims_of(value, length, rows, dim) for value in tensors]
+        self._dims = [(dim,) if value is sequence else _dims_of(value, length, rows, dim) for value in tensors]
         # Where a width equals the length, it is not known which dims to shorten.
-        is_clear = length not in taken.shape[2:] and not any(
+        is_clear = length not in sequence.shape[2:] and not any(
             len(own) > 1 and value.dim() == 3 for own, value in zip(self._dims, tensors, strict=True)
         )
         self._length = next((found for found in _LENGTHS if found < length and found not in others), length)
@@ -232,7 +233,7 @@ class _Trial:
         return map_tensors(convert, (list(args), dict(kwargs)))
 
     def find_plan(self) -> BlockPlan:
-        """Return the first plan by which cuts have the same outputs and gradients as the whole sequence."""
+        """Return the first plan by which shards have the same outputs and gradients as the whole sequence."""
         states = torch.get_rng_state()
         try:
             kinds, expected = self._compute_whole()
@@ -251,9 +252,9 @@ class _Trial:
         raise TrialFailed(reasons[0])
 
     def _choices_of_arguments(self) -> list[tuple[int | None, ...]]:
-        """Return choices of the dims along which arguments are cut: where one has the sequence, or the first only."""
-        taken = chain_input(self._args, self._kwargs)
-        is_first = [value is taken for value in self._tensors(self._args, self._kwargs)]
+        """Return choices of the sharded dims of the arguments: where one has the sequence, or of the first one only."""
+        sequence = chain_input(self._args, self._kwargs)
+        is_first = [value is sequence for value in self._tensors(self._args, self._kwargs)]
         clear = tuple(own[0] if len(own) == 1 else None for own in self._dims)
         along = tuple(self._dim if self._dim in own else own[0] if len(own) == 1 else None for own in self._dims)
         alone = tuple(self._dim if first else None for first in is_first)
@@ -264,17 +265,17 @@ class _Trial:
 
     def _parts(self) -> list[str]:
         """Return the modules inside of the block that each rank may compute for whole sequences."""
-        if not all(self._dims):  # an argument of another length could be taken for a cut
+        if not all(self._dims):  # an argument of another length could be mistaken for a shard
             return []
         named = [name for name, part in self._block.named_children() if any(True for _ in part.parameters())]
         return sorted(named, key=lambda name: "att" not in name.lower())[:_MAX_PARTS]
 
     def _compute_whole(self) -> tuple[tuple[AttentionKind, ...], _Outcome]:
-        cut = whole(self._length, self._dim, _masks())
-        with cut.computing():
+        shard = whole_sequence(self._length, self._dim, _masks())
+        with shard.computing():
             block = copy.deepcopy(self._block)
             outcome = self._run(block, block)
-        return tuple(cut.found), outcome
+        return tuple(shard.found), outcome
 
     def _run(self, block: nn.Module, call: Callable[..., Any]) -> _Outcome:
         args, kwargs = map_tensors(_leaf, (self._args, self._kwargs))
@@ -296,7 +297,7 @@ class _Trial:
         return _Outcome([value.detach() for value in outputs], gradients[: len(inputs)], gradients[len(inputs) :])
 
     def _compare(self, plan: BlockPlan, expected: _Outcome) -> BlockPlan:
-        """Return the plan with the dims of its outputs; raises `TrialFailed` if cuts compute something else."""
+        """Return the plan with the dims of its outputs; raises `TrialFailed` if results of shards differ."""
 
         def compute(index: int, comm: ThreadRank) -> tuple[BlockPlan, _Outcome]:
             exchange = SequenceExchange(comm, index, self._size)
@@ -304,13 +305,13 @@ class _Trial:
             dims: list[int | None] = []
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                output = compute_cut(block, block, plan, exchange, args, kwargs, _masks())
+                output = compute_shard(block, block, plan, exchange, args, kwargs, _masks())
                 own = exchange.range_of(self._length)[1]
                 tensors = list(find_tensors(output))
                 if len(tensors) != len(expected.outputs):
-                    raise TrialFailed("its cuts return other values")
-                dims.extend(_cut_dim(value, one, own) for value, one in zip(tensors, expected.outputs, strict=True))
-                return join_cuts(output, dims, exchange, self._length)
+                    raise TrialFailed(_OTHER_OUTPUTS)
+                dims.extend(_shard_dim(value, one, own) for value, one in zip(tensors, expected.outputs, strict=True))
+                return join_shards(output, dims, exchange, self._length)
 
             outcome = self._run(block, call)
             return replace(plan, outputs=tuple(dims)), outcome
@@ -318,7 +319,7 @@ class _Trial:
         try:
             results = run_threads(self._size, compute)
         except Exception as error:
-            raise TrialFailed(f"a cut raises {type(error).__name__}: {error}") from None
+            raise TrialFailed(f"a part of the sequence raises {type(error).__name__}: {error}") from None
         plans = {made for made, _ in results}
         pairs = [
             pair
@@ -330,9 +331,9 @@ class _Trial:
             for number, whole in enumerate(expected.weights)
         ]
         if not all(is_close(result, reference, _TOLERANCE) for result, reference in pairs):
-            raise TrialFailed("a cut computes something else than the whole sequence")
+            raise TrialFailed("a part of the sequence gives other results than the whole")
         if len(plans) > 1:
-            raise TrialFailed("its cuts return other values")
+            raise TrialFailed(_OTHER_OUTPUTS)
         return plans.pop()
 
 
@@ -345,8 +346,8 @@ class _Outcome:
     weights: list[Tensor]
 
 
-def _can_be_cut(leaf: Any) -> bool:
-    """Return whether an argument is a tensor or a plain value, which all cuts take unchanged."""
+def _can_be_sharded(leaf: Any) -> bool:
+    """Return whether an argument is a tensor, or a plain value, which all shards receive unchanged."""
     return leaf is None or isinstance(leaf, Tensor | bool | int | float | str)
 
 
@@ -363,18 +364,18 @@ def _leaf(value: Tensor) -> Tensor:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _cut_dim(value: Tensor, expected: Tensor, own: int) -> int | None:
-    """Return the dim along which an output is a cut of the ``expected`` one; None if it is whole."""
+def _shard_dim(value: Tensor, expected: Tensor, own: int) -> int | None:
+    """Return the dim along which an output is a shard of the ``expected`` one; None if it is whole."""
     if value.shape == expected.shape:
         return None
     differs = [dim for dim, (size, whole) in enumerate(zip(value.shape, expected.shape, strict=False)) if size != whole]
     if value.dim() != expected.dim() or len(differs) != 1 or value.shape[differs[0]] != own:
-        raise TrialFailed("its cuts return other values")
+        raise TrialFailed(_OTHER_OUTPUTS)
     return differs[0]
 
 
 def _random_copy(block: nn.Module) -> nn.Module:
-    """Return a copy with random weights: with weights of zero the results of wrong cuts would be equal too."""
+    """Return a copy with random weights: weights of zero would hide errors."""
     generator = torch.Generator().manual_seed(_SEED)
     block = copy.deepcopy(block).to("cpu", torch.float64).requires_grad_(True)
     for value in block.parameters():

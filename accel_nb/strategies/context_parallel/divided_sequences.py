@@ -1,7 +1,7 @@
-"""Models whose blocks compute cuts of sequences, one cut on each rank.
+"""Models whose blocks compute shards of sequences, one shard on each rank.
 
 Code outside of the blocks computes whole sequences on every rank: positions, embeddings, output layers and losses are
-those of one device. Each block takes this rank's cut of its input, and returns the whole output.
+those of one device. Each block takes this rank's shard of its input, and returns the whole output.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.block_calls import chain_input, has_hooks
 from accel_nb.strategies.context_parallel.block_plan import (
     BlockPlan,
-    compute_cut,
-    dims_to_cut,
-    join_cuts,
+    compute_shard,
+    dims_to_shard,
+    join_shards,
     length_of,
     plan_block,
 )
-from accel_nb.strategies.context_parallel.cut_functions import replaced_functions
+from accel_nb.strategies.context_parallel.sharded_functions import replaced_functions
 from accel_nb.strategies.trials import TrialFailed
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return by name the modules that may compute cuts: the outermost ones in lists, else the model's own parts."""
+    """Return by name the modules that may compute shards: the outermost ones in lists, else the model's own parts."""
     listed: dict[str, nn.Module] = {}
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList | nn.Sequential) and not any(
@@ -49,7 +49,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def refuse_blocks(model: nn.Module, size: int) -> Refusal | None:
-    """Return why no block of a model can compute cuts, as far as its structure shows; None if some may."""
+    """Return why no block of a model can compute shards, as far as its structure shows; None if some may."""
     if find_blocks(model):
         return None
     return Refusal(
@@ -67,7 +67,7 @@ class BlockCopies:
     """By name of a block, a key that is equal for blocks that compute alike."""
     copies: dict[Any, nn.Module] = field(default_factory=dict)
     left_whole: dict[str, str] = field(default_factory=dict)
-    """By class of block, why it is not computed in cuts."""
+    """By class of block, why it is not computed in shards."""
 
     @classmethod
     def of(cls, model: nn.Module) -> BlockCopies:
@@ -98,7 +98,8 @@ class SequenceDivision:
         self._is_whole_call = False
         # Whether a block is being computed: blocks that it calls are parts of it.
         self._is_inside = False
-        self._has_cut = False
+        # Whether any block was computed in shards.
+        self._has_sharded = False
         self._copies = blocks.copies
         self._left_whole = blocks.left_whole
         # By kind of block and structure of arguments; None: such calls are computed whole.
@@ -125,7 +126,7 @@ class SequenceDivision:
         self._replaced.clear()
 
     def describe(self) -> dict[str, str]:
-        """Return the modules that are not computed in cuts, with the reason as text; empty before the first call."""
+        """Return the modules that are not computed in shards, with the reason as text; empty before the first call."""
         facts = dict.fromkeys(sorted(self._parts), "computed whole on each worker")
         return facts | {f"{kind} computed whole:": why for kind, why in self._left_whole.items()}
 
@@ -142,7 +143,7 @@ class SequenceDivision:
             output = self._forward(*args, **kwargs)
         finally:
             self._is_whole_call = before
-        if not self._has_cut and torch.is_grad_enabled() and any(v.requires_grad for v in find_tensors(output)):
+        if not self._has_sharded and torch.is_grad_enabled() and any(v.requires_grad for v in find_tensors(output)):
             reasons = "; ".join(f"{kind}: {why}" for kind, why in self._left_whole.items())
             raise MisuseError(
                 f"mesh.cp {self._exchange.size} can divide no block of {self._kind}"
@@ -152,7 +153,7 @@ class SequenceDivision:
         return output
 
     def _warn_about_whole(self) -> None:
-        """Warn about modules that are not computed in cuts, once for each, on rank 0."""
+        """Warn about modules that are not computed in shards, once for each, on rank 0."""
         facts = self.describe()
         if self._is_main and not facts.keys() <= self._reported:
             new = [f"{name} {why}" for name, why in facts.items() if name not in self._reported]
@@ -170,33 +171,33 @@ class SequenceDivision:
             self._is_inside = True
             try:
                 with replaced_functions():
-                    output = compute_cut(block, forward, plan, self._exchange, args, kwargs)
+                    output = compute_shard(block, forward, plan, self._exchange, args, kwargs)
             finally:
                 self._is_inside = False
-            return join_cuts(output, plan.outputs, self._exchange, length_of(plan, args, kwargs))
+            return join_shards(output, plan.outputs, self._exchange, length_of(plan, args, kwargs))
 
         return compute
 
     def _plan_of(self, block: nn.Module, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockPlan | None:
-        taken = chain_input(args, kwargs)
-        if taken is None or not taken.numel():
+        sequence = chain_input(args, kwargs)
+        if sequence is None or not sequence.numel():
             return None
-        key = kind, block.training, _structure(args, kwargs, dims_to_cut(taken, self._exchange.size))
+        key = kind, block.training, _structure(args, kwargs, dims_to_shard(sequence, self._exchange.size))
         if key not in self._plans:
             self._plans[key] = self._try(block, kind, args, kwargs)
         plan = self._plans[key]
-        self._has_cut |= plan is not None
+        self._has_sharded |= plan is not None
         return plan
 
     def _try(self, block: nn.Module, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockPlan | None:
-        """Return how a call is computed in cuts; None if it is not. All ranks return the same."""
+        """Return how a call is computed in shards; None if it is not. All ranks return the same."""
         name = innermost_class(block).__name__
-        twin = self._copies[kind]
-        for own, other in zip(twin.modules(), block.modules(), strict=True):
-            own.training = other.training
+        copied = self._copies[kind]
+        for part, original in zip(copied.modules(), block.modules(), strict=True):
+            part.training = original.training
         plan, why = None, "it cannot be tried on another worker"
         try:
-            plan = plan_block(twin, args, kwargs, self._exchange.size)
+            plan = plan_block(copied, args, kwargs, self._exchange.size)
         except TrialFailed as failed:
             why = str(failed)
         if not self._exchange.agree(plan is not None):
@@ -209,9 +210,9 @@ class SequenceDivision:
 
 def _structure(args: Sequence[Any], kwargs: Mapping[str, Any], dims: list[int]) -> Any:
     """Return a key that is equal for calls that are computed alike; it does not contain their lengths."""
-    taken = chain_input(args, kwargs)
-    assert taken is not None, "checked before"
-    lengths = {taken.shape[dim]: dim for dim in (0, 1) if dim < taken.dim()}
+    sequence = chain_input(args, kwargs)
+    assert sequence is not None, "checked before"
+    lengths = {sequence.shape[dim]: dim for dim in (0, 1) if dim < sequence.dim()}
     tensors = tuple(
         (value.dtype, value.requires_grad, tuple(lengths.get(size) for size in value.shape))
         for value in find_tensors([list(args), dict(kwargs)])

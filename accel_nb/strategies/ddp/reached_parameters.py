@@ -1,7 +1,7 @@
 """Parameters that a loss uses although the model's output was not computed from them.
 
 With ``find_unused_parameters`` DDP takes every parameter that the output does not lead to as one without a gradient,
-and raises an error when a loss uses it all the same, such as a noise level that only the loss has, or a penalty.
+and raises an error when a loss uses it nevertheless, such as a noise level that only the loss has, or a penalty.
 """
 
 from __future__ import annotations

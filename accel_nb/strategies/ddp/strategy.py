@@ -1,8 +1,8 @@
 """PyTorch's DistributedDataParallel: one replica of the model on each rank, gradients averaged during backward.
 
 Gradients that DDP did not reduce are averaged before the step instead: those of a model that was trained through a
-method other than its forward, in evaluation mode, or by a second backward pass. With DDP alone the replicas would drift
-apart.
+method other than its forward, in evaluation mode, or by a second backward pass. With DDP alone the replicas would
+become unequal.
 """
 
 from __future__ import annotations
@@ -45,10 +45,14 @@ class Ddp(ReplicaStrategy):
 
     def __init__(self, options: DdpOptions | None, precision: Precision) -> None:
         super().__init__(options or DdpOptions(), precision)
+        # By id of the model.
         self._replicas: dict[int, _Replica] = {}
+        # By id of the bundle: the bundle, and the replicas whose parameters its optimizers step.
         self._owners: dict[int, tuple[Bundle, list[_Replica]]] = {}
         self._window = _Window()
+        # The number of the window whose gradients the current steps use.
         self._closing = -1
+        # Whether a backward pass has run since the last step.
         self._has_new_gradients = False
         self._averages_every_pass = False
 
@@ -135,27 +139,27 @@ class Ddp(ReplicaStrategy):
     ) -> None:
         """Compute gradients of the scaled loss; DDP averages them in the backward pass."""
         self._has_new_gradients = True
-        armed: list[_Replica] = []
+        awaiting: list[_Replica] = []
         for replica in self._replicas.values():
-            if replica.is_armed:
-                replica.is_armed = False
+            if replica.awaits_backward:
+                replica.awaits_backward = False
                 # A model that trains itself: DDP expects no gradients before the call has ended.
                 if replica.is_computing or replica.uses_unreached(loss):
                     self._stop_ddp(replica)
                 else:
-                    armed.append(replica)
+                    awaiting.append(replica)
             elif not replica.has_finished():
                 self._stop_ddp(replica)
         if create_graph and self._averages_every_pass:
             # DDP cannot write into gradients that belong to a graph.
-            for replica in armed:
+            for replica in awaiting:
                 self._stop_ddp(replica)
-            armed = []
-        others = self._begin_local(armed) if self._averages_every_pass else []
+            awaiting = []
+        others = self._begin_local(awaiting) if self._averages_every_pass else []
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
         if self._averages_every_pass:
-            self._complete(armed, others)
-        elif not armed:
+            self._complete(awaiting, others)
+        elif not awaiting:
             for replica in self._replicas.values():
                 if replica.ddp is not None and replica.ddp.require_backward_grad_sync and not replica.is_local:
                     replica.has_local_gradients = True
@@ -190,25 +194,25 @@ class Ddp(ReplicaStrategy):
         for replica in list(self._replicas.values()):
             self.unwrap(replica.model)
 
-    def _begin_local(self, armed: list[_Replica]) -> list[tuple[_Replica, LocalGradients]]:
+    def _begin_local(self, awaiting: list[_Replica]) -> list[tuple[_Replica, LocalGradients]]:
         """Return the replicas with parameters whose gradients DDP does not average in the pass that begins."""
         found: list[tuple[_Replica, LocalGradients]] = []
         for replica in self._replicas.values():
             if replica.is_local or not replica.is_trained:
                 continue
-            is_armed = any(replica is item for item in armed)
-            if not (is_armed or replica.is_synced):
+            is_awaiting = any(replica is item for item in awaiting)
+            if not (is_awaiting or replica.is_synced):
                 replica.has_local_gradients = True
                 continue
-            parameters = replica.unfrozen() if is_armed else replica.trainable()
+            parameters = replica.unfrozen() if is_awaiting else replica.trainable()
             if parameters:
                 have_changed = replica.has_local_gradients
                 found.append((replica, LocalGradients(self._comm, parameters, have_changed=have_changed)))
         return found
 
-    def _complete(self, armed: list[_Replica], others: list[tuple[_Replica, LocalGradients]]) -> None:
+    def _complete(self, awaiting: list[_Replica], others: list[tuple[_Replica, LocalGradients]]) -> None:
         """Average the gradients that the backward pass has left different among ranks."""
-        for replica in armed:
+        for replica in awaiting:
             replica.has_local_gradients = False
             if not replica.has_finished():
                 self._await_messages()
@@ -313,13 +317,13 @@ class _Replica:
         # Backward passes average gradients.
         self.is_synced = True
         # A forward pass has prepared DDP to reduce the gradients of a backward pass.
-        self.is_armed = False
+        self.awaits_backward = False
         self._reached = ReachedParameters()
         # A call of the model has not ended.
         self.is_computing = False
         # Gradients are not averaged: the caller keeps the replicas equal.
         self.is_local = False
-        # The last window with a forward pass that armed DDP.
+        # The last window with a forward pass that prepared DDP for a backward pass.
         self.reduced_in_window = -1
         self._window = window
         # DDP did not reduce the gradients of a backward pass that should have averaged them.
@@ -341,7 +345,7 @@ class _Replica:
         """Run the model: by DDP in training mode, directly otherwise, so that one rank may evaluate alone."""
         if self.is_local or self.ddp is None or not (self.model.training and torch.is_grad_enabled()):
             return self._plain_forward(*args, **kwargs)
-        if is_in_transform():  # tensors that DDP makes would be the transform's
+        if is_in_transform():  # tensors that DDP makes would belong to the transform
             return self._plain_forward(*args, **kwargs)
         if self._is_of_plain_cell and is_in_other_thread():  # threads of several ranks take turns in different orders
             return self._plain_forward(*args, **kwargs)
@@ -349,14 +353,14 @@ class _Replica:
             self._stop_ddp(self)
             return self._plain_forward(*args, **kwargs)
         if self.ddp.require_backward_grad_sync:
-            self.is_armed = True
+            self.awaits_backward = True
             self.reduced_in_window = self._window.number
         self.is_computing = True
         try:
             output = self._ddp_forward(*args, **kwargs)
         finally:
             self.is_computing = False
-        if self.is_armed and self.ddp is not None and self.ddp.find_unused_parameters:
+        if self.awaits_backward and self.ddp is not None and self.ddp.find_unused_parameters:
             self._reached.add(output)
         return output
 
@@ -438,7 +442,7 @@ class _Replica:
 
 
 def _is_refused(model: nn.Module) -> bool:
-    """Return whether DDP refuses a model, as one on the CPU with synchronized batch normalisation."""
+    """Return whether DDP refuses a model, as one on the CPU with synchronized batch normalization."""
     is_on_host = any(value.is_cpu for value in model.parameters())
     return is_on_host and any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
 

@@ -245,7 +245,7 @@ class ZeroModel:
             raise MisuseError(
                 f"the {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} groups, and had "
                 f"{self._num_groups} when it was prepared: DeepSpeed divides them once. Prepare model and optimizer "
-                "anew after add_param_group (free_memory(model, optimizer) first)"
+                "again after add_param_group (free_memory(model, optimizer) first)"
             )
         self._apply_loaded()
         if not self.has_gradients:

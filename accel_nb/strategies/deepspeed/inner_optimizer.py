@@ -30,8 +30,8 @@ def split_groups(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn
 
 def copy_optimizer(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter]]]) -> Optimizer:
     """Return a copy of an optimizer for the chosen parameters, by the number of their group, without state."""
-    twin = object.__new__(type(optimizer))
-    vars(twin).update({name: value for name, value in vars(optimizer).items() if name not in _OF_INSTANCE})
-    twin.state = defaultdict(dict)
-    twin.param_groups = [{**optimizer.param_groups[index], "params": values} for index, values in chosen]
-    return twin
+    copied = object.__new__(type(optimizer))
+    vars(copied).update({name: value for name, value in vars(optimizer).items() if name not in _OF_INSTANCE})
+    copied.state = defaultdict(dict)
+    copied.param_groups = [{**optimizer.param_groups[index], "params": values} for index, values in chosen]
+    return copied

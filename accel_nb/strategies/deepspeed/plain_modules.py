@@ -57,7 +57,7 @@ def copy_module(
     done = {} if done is None else done
     if id(module) in done:
         return done[id(module)]
-    twin = done[id(module)] = object.__new__(innermost_class(module))
+    copied = done[id(module)] = object.__new__(innermost_class(module))
     hidden = {_HIDDEN, *vars(module).get(_HIDDEN, ())}
     kept = {name: value for name, value in vars(module).items() if name not in hidden}
     held = module._parameters.items()
@@ -70,8 +70,8 @@ def copy_module(
         for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
             if extra in kept:
                 kept[extra] = OrderedDict((key, flag) for key, flag in kept[extra].items() if key in kept[name])
-    vars(twin).update(kept)
-    return twin
+    vars(copied).update(kept)
+    return copied
 
 
 def _is_of_deepspeed(hook: Any) -> bool:

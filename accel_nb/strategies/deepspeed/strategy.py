@@ -485,8 +485,8 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
             return plain.load_state_dict(self, state_dict, strict)
 
     def __deepcopy__(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        memo[id(self)] = twin = copy.deepcopy(zero.copy_of(self, is_whole=True), memo)
-        return twin
+        memo[id(self)] = copied = copy.deepcopy(zero.copy_of(self, is_whole=True), memo)
+        return copied
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_in_transform():

@@ -33,27 +33,27 @@ class ChainProbe:
         if number != self._next:
             raise MisuseError(f"the forward of {self._kind} calls its blocks in another order than listed: {_REMEDY}")
         self._next += 1
-        taken = chain_input(args, kwargs)
-        if taken is None or not taken.is_floating_point():
+        hidden = chain_input(args, kwargs)
+        if hidden is None or not hidden.is_floating_point():
             raise MisuseError(f"a block of {self._kind} does not take a tensor of floats as its first input: {_REMEDY}")
         last = self._last
         if last is not None and not (
-            taken.data_ptr() == last.data_ptr()
-            and taken.shape == last.shape
-            and taken.stride() == last.stride()
-            and not taken._version
+            hidden.data_ptr() == last.data_ptr()
+            and hidden.shape == last.shape
+            and hidden.stride() == last.stride()
+            and not hidden._version
         ):
             raise MisuseError(
                 f"the forward of {self._kind} changes values between its blocks, which stages do not support: {_REMEDY}"
             )
-        rest, named = with_chain_input(args, kwargs, taken.new_empty(0))
+        rest, named = with_chain_input(args, kwargs, hidden.new_empty(0))
         self.others += [value.clone() for value in find_tensors([list(rest), dict(named)])]
         # Only the last block returns the same in both attempts.
         seed = number if number == self._num_blocks - 1 else number + 1000 * self._attempt
         numbers = torch.randn(
-            taken.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
+            hidden.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
         )
-        self._last = numbers.to(taken.device, taken.dtype)
+        self._last = numbers.to(hidden.device, hidden.dtype)
         return self._last
 
     def finish(self) -> None:

@@ -530,7 +530,7 @@ def join(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def is_close(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal but for rounding."""
+    """Return whether two tensors are equal up to rounding."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point():

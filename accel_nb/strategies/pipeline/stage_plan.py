@@ -71,8 +71,8 @@ def plan_stages(
         )
     if is_in_parts and any(isinstance(part, _BatchNorm) for part in model.modules()):
         return Refusal(
-            f"{kind} has batch normalisation, whose statistics would be those of micro-batches",
-            "set mesh.micro_batches to 1, or use layers that normalise each sample",
+            f"{kind} has batch normalization, whose statistics would be those of micro-batches",
+            "set mesh.micro_batches to 1, or use layers that normalize each sample",
         )
     names = tuple(f"{name}.{leaf}" if name else leaf for leaf in blocks)
     if split_points:
@@ -98,7 +98,7 @@ def balance(sizes: Sequence[int], num_stages: int) -> tuple[int, ...]:
 
 
 def _fill(sizes: Sequence[int], limit: int, num_stages: int) -> tuple[int, ...]:
-    """Return the starts of stages whose sums do not exceed ``limit``; at least ``num_stages``, if there are so many."""
+    """Return the starts of stages whose sums do not exceed ``limit``; at least ``num_stages`` if possible."""
     starts, total = [0], 0
     for number, size in enumerate(sizes):
         is_needed = len(sizes) - number <= num_stages - len(starts)

@@ -1,6 +1,6 @@
 """Linear layers of which each rank holds and computes a part.
 
-Activations outside of divided layers are plain tensors, equal on the ranks of one layer; user code sees no other kind.
+Activations outside of divided layers are plain tensors, equal on the ranks of one layer; user code gets no others.
 A layer that is divided by its outputs (*by columns* of the transposed weight) is followed by one that is divided by its
 inputs (*by rows*), so that two layers need one sum in the forward and one in the backward pass.
 """

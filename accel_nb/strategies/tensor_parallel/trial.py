@@ -97,17 +97,17 @@ def _takes_one_argument(owner: nn.Module) -> bool:
 
 
 def _copy(owner: nn.Module) -> nn.Module:
-    twin = copy.deepcopy(owner).to("cpu", torch.float64).eval()
-    return twin.requires_grad_(True)
+    copied = copy.deepcopy(owner).to("cpu", torch.float64).eval()
+    return copied.requires_grad_(True)
 
 
 def _part(owner: nn.Module, group: DividedGroup, index: int, size: int) -> nn.Module:
-    twin = _copy(owner)
+    copied = _copy(owner)
     dims = dict(group.part_names())
-    for name, value in list(twin.named_parameters()):
+    for name, value in list(copied.named_parameters()):
         if name in dims:
             value.data = part_of(value, dims[name], index, size)
-    return twin
+    return copied
 
 
 def _run(module: nn.Module, data: Tensor, weights: Tensor) -> _Outcome:

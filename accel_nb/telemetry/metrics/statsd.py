@@ -1,4 +1,4 @@
-"""StatsD: sends lines over UDP, plain or with Datadog's tags."""
+"""Export of metrics to StatsD: lines over UDP, plain or with Datadog's tags."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class Statsd:
     def export(self, samples: Iterable[Sample]) -> None:
         """Send samples: only the newest of each gauge, the sum of each counter, and all of a histogram."""
         merged: dict[tuple[str, ...], Sample] = {}
-        times: list[Sample] = []
+        histograms: list[Sample] = []
         for sample in samples:
             kind, key = METRICS[sample.name].kind, (sample.name, *sample.labels)
             if kind == "histogram":
-                times.append(sample)
+                histograms.append(sample)
             elif kind == "counter" and key in merged:
                 merged[key] = Sample(sample.name, sample.labels, merged[key].value + sample.value)
             else:
                 merged[key] = sample
-        finite = (sample for sample in [*merged.values(), *times] if abs(sample.value) < float("inf"))
+        finite = (sample for sample in [*merged.values(), *histograms] if abs(sample.value) < float("inf"))
         for packet in datagrams(line(sample, self._tagged) for sample in finite):
             try:
                 self._socket.sendto(packet, self._address)

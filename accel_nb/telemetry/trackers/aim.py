@@ -55,7 +55,7 @@ class AimTracker(GeneralTracker):
         self._run["hparams"] = json_value(values)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Track numbers and texts; ``kwargs`` are passed to ``Run.track``."""
+        """Track numbers and strings; ``kwargs`` are passed to ``Run.track``."""
         aim: Any = import_module("aim")
         for name, value in flatten_names(values).items():
             self._run.track(aim.Text(value) if isinstance(value, str) else value, name=name, step=step, **kwargs)

@@ -51,7 +51,7 @@ class GeneralTracker:
         """Store the run's configuration, from which secrets have been removed."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log values of one step: numbers, texts, and dictionaries of numbers."""
+        """Log values of one step: numbers, strings, and dictionaries of numbers."""
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log pictures by name, of the types that `accel_nb.telemetry.trackers.pictures` converts."""
@@ -60,7 +60,7 @@ class GeneralTracker:
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
-        """Log a table of numbers and texts, row by row."""
+        """Log a table of numbers and strings, row by row."""
         raise NotKept(f"tracker {self.name} does not support tables")
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:

@@ -68,7 +68,7 @@ class ClearmlTracker(GeneralTracker):
         self._task.connect_configuration(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Report texts and scalars; without a step, report single values.
+        """Report strings and scalars; without a step, report single values.
 
         One chart shows the numbers of a dictionary, and another those of ``train_NAME``, ``eval_NAME`` and
         ``test_NAME``. ``kwargs`` are passed to ``report_scalar`` and ``report_single_value``.

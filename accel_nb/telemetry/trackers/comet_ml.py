@@ -65,7 +65,7 @@ class CometTracker(GeneralTracker):
         self._experiment.log_parameters(values)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers as metrics and texts as other values; ``kwargs`` are passed to ``log_metrics``."""
+        """Log numbers as metrics and strings as other values; ``kwargs`` are passed to ``log_metrics``."""
         numbers = {name: value for name, value in flatten_names(values).items() if not isinstance(value, str)}
         self._experiment.log_metrics(numbers, step=step, **kwargs)
         for name, value in values.items():

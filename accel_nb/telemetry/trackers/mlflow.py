@@ -109,7 +109,7 @@ class MlflowTracker(GeneralTracker):
             client.set_tag(self._id, name, value)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store parameters as texts of at most 6,000 characters; those that a resumed run has are not changed."""
+        """Store parameters as strings of at most 6,000 characters; those that a resumed run has are not changed."""
         param: Any = import_module("mlflow.entities").Param
         stored = self._client.get_run(self._id).data.params
         params = [param(name, str(value)[:6000]) for name, value in _flatten(values).items() if name not in stored]
@@ -117,7 +117,7 @@ class MlflowTracker(GeneralTracker):
             self._client.log_batch(self._id, params=params[begin : begin + _MAX_PARAMS])
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers as metrics and texts as tags; ``kwargs`` are passed to ``MlflowClient.log_metric``."""
+        """Log numbers as metrics and strings as tags; ``kwargs`` are passed to ``MlflowClient.log_metric``."""
         metric: Any = import_module("mlflow.entities").Metric
         now = int(time.time() * 1000)
         for name, value in _flatten(values).items():

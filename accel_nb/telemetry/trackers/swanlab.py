@@ -42,7 +42,7 @@ class SwanlabTracker(GeneralTracker):
         self._run.config.update(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers and texts."""
+        """Log numbers and strings."""
         swanlab: Any = import_module("swanlab")
         row = {
             name: swanlab.Text(value) if isinstance(value, str) else value

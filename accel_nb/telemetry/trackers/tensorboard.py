@@ -53,7 +53,7 @@ class TensorBoardTracker(GeneralTracker):
         self._writer.add_hparams(flat, {}, run_name=".")
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add scalars, texts, and dictionaries of scalars, each of which is one chart."""
+        """Add scalars, strings, and dictionaries of scalars, each of which is one chart."""
         for name, value in values.items():
             if isinstance(value, str):
                 self._writer.add_text(name, value, global_step=step, **kwargs)

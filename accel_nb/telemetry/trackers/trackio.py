@@ -51,7 +51,7 @@ class TrackioTracker(GeneralTracker):
         self._run.config.update(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers and texts as one row."""
+        """Log numbers and strings as one row."""
         self._run.log(flatten_names(values), step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:

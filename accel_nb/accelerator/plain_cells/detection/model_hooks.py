@@ -1,6 +1,6 @@
 """Hooks on a model's calls and gradients that are no part of the model: the user's own, and those of other libraries.
 
-They receive values that only their owners know the use of, such as the features of each sample.
+It is unknown what they use the values for that they receive, such as the features of each sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of functions for files: which are those of the plain cell that runs, or of a thread that it has started."""
+"""Detection of the file operations of a plain cell: those of its own code, and of threads that it has started."""
 
 from __future__ import annotations
 

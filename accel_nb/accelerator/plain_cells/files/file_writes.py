@@ -4,7 +4,8 @@ All ranks run the code of a plain cell, so they all open the same paths for writ
 themselves. Every other rank writes to anonymous temporary files, its *versions* of the paths, which are deleted when
 the cell ends. Where such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be
 written and read back in one cell without waiting for rank 0. A path that such a rank removes is hidden from this rank,
-and not removed. A path that rank 0 has changed is as before for a rank that is not as far (`ChangedPaths`).
+and not removed. A path that rank 0 has changed is as before for a rank that has not reached that change yet
+(`ChangedPaths`).
 
 Python's functions for files, those of torch, safetensors and h5py, databases of ``sqlite3`` and the functions of
 `library_files` are redirected. Other files that a library writes in C code are not.
@@ -59,7 +60,7 @@ _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
 
 _POLL_S, _MAX_WAIT_S = 0.002, 10.0
-"""How long a rank waits for a folder that rank 0 makes, which it may not on another machine."""
+"""How long a rank waits for a folder of rank 0, which may be on another machine."""
 
 _BEFORE_FOLDER = 2
 """How many arguments of the functions of `tempfile` come before the folder, at least."""
@@ -168,7 +169,7 @@ class PrivateFiles(CellFiles):
         self._removed.clear()
 
     def signatures(self) -> dict[str, Any]:
-        """Return, for each path that this rank has changed, what tells versions of the path itself apart."""
+        """Return a signature of each path that this rank has changed, which differs between versions of the file."""
         return {path: _signature(path) for path in {*self._files, *self._folders, *self._removed}}
 
     def refresh(self, before: dict[str, Any]) -> None:
@@ -563,7 +564,7 @@ class PrivateFiles(CellFiles):
 
 
 class _Entry:
-    """Entry of `os.scandir` for a file or folder that is there for this rank only."""
+    """Entry of `os.scandir` for a file or folder that exists for this rank only."""
 
     def __init__(self, path: str, is_folder: bool) -> None:
         self.path = path

@@ -1,11 +1,11 @@
 """Commands that the code of a plain cell starts: rank 0 runs them, and all ranks get the result.
 
-All ranks run the code of a plain cell, so that each would append the same line to a log and download the same file.
-Before the command starts every rank has reached it, and no rank goes on before it has ended.
+All ranks run the code of a plain cell, and each would append the same line to a log or download the same file. The
+command starts when every rank has reached it, and no rank continues before it has ended.
 
 Processes that run beside the cell (``subprocess.Popen``, ``%%bash --bg``) have no result to send: every rank starts its
-own, and a warning says so. Commands of libraries are left alone, as are those in code that torch calls, such as a data
-set's: torch may call it on some ranks only, or with other samples.
+own, and a warning says so. Commands of libraries are not shared, nor those in code that torch calls, such as a
+dataset's: torch may call it on some ranks only, or with other samples.
 """
 
 from __future__ import annotations

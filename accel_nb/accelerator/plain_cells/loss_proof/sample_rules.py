@@ -321,7 +321,7 @@ def _viewed(
 
 
 def _reshaped(rows: SampleRows, before: Sequence[int], after: Sequence[int]) -> SampleRows | None:
-    """Return the dim of the samples after a reshape, which may keep it, merge it with its neighbours, or split it."""
+    """Return the dim of the samples after a reshape, which may keep it, merge it with its neighbors, or split it."""
     size, leading, trailing = before[rows.dim], math.prod(before[: rows.dim]), math.prod(before[rows.dim + 1 :])
     if not size * leading * trailing:
         return None

@@ -52,7 +52,7 @@ class LossTrace(TorchDispatchMode):
         self._batch_numbers: set[float] = set()
         # Addresses of storages that were partly overwritten through a view.
         self._overwritten: set[int] = set()
-        # Whether a prepared model's forward pass has changed buffers, other than those of batch normalisation.
+        # Whether a prepared model's forward pass has changed buffers, other than those of batch normalization.
         self.has_changed_buffers = False
         self._is_active = False
         self._plain_grad = torch.autograd.grad
@@ -203,7 +203,7 @@ def _mixed(reason: str) -> MixedSamples:
 
 
 def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Return ids and versions of a model's buffers, without those of batch normalisation, which has its own note."""
+    """Return ids and versions of a model's buffers, without those of batch normalization, which has its own note."""
     parts = [part for part in model.modules() if not isinstance(part, _BatchNorm)]
     return [(id(value), version_of(value)) for part in parts for value in part.buffers(recurse=False)]
 

@@ -1,6 +1,6 @@
 """The kinds of objects whose content is set in place on the other side, each with how it is read and set.
 
-What refers to such an object there goes on to do so. Other objects that change are replaced by new ones.
+References to such an object stay valid. Other objects that change are replaced by new ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Objects whose class defines ``__getstate__``: the state that is sent, and what it leaves out.
 
 Objects of classes of the notebook keep what the state leaves out, such as open files. The class of a library, as those
-of data frames and of estimators, makes it anew.
+of data frames and of estimators, makes it again.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class ReturnedGradients:
     kept: dict[str, str]
     """By path, why a value stays on the workers."""
     _left: set[int] = field(default_factory=set[int])
+    """The ids of the parameters whose gradients stay on the workers."""
 
     def includes(self, path: str, module: Any, *, is_wanted: bool = False) -> bool:
         """Return whether the gradients of the module at a path go back; wanted ones do whatever their size."""

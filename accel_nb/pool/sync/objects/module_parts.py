@@ -48,7 +48,7 @@ class RecordedParts:
         """Return the ids of the parts of the modules at ``paths`` that are still alive, wherever they are now.
 
         A module whose class has changed, as that of a lazy layer in its first call, is taken for a new one. A tensor of
-        another dtype or size is no owner of memory: that of the receiver's is replaced.
+        another dtype or size is not an owner of memory: that of the receiver's is replaced.
         """
         from accel_nb.runtime.tensors.instance_patching import innermost_class
 

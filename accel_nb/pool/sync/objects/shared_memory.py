@@ -1,4 +1,4 @@
-"""The memory of tensors and arrays that both sides hold: what shares it is sent as a view of it.
+"""The memory of tensors and arrays that sender and receiver both hold, and values that are views of it.
 
 `sd = model.state_dict()`, `w = layer.weight.data` and `row = table[3]` share the memory of an object that the receiver
 holds too. They are sent as that object with their place in it, and rebuilt as views of the receiver's object.
@@ -101,7 +101,7 @@ def span_of(value: Any) -> MemorySpan | None:
 
 
 def _owned_span(value: Any) -> MemorySpan | None:
-    """Return the span of a tensor or array that has all the memory which it spans."""
+    """Return the span of a tensor or array without gaps between its elements; None for others."""
     if not is_tensor(value):
         return span_of(value) if value.flags.c_contiguous else None
     span = span_of_tensor(value)
@@ -149,7 +149,7 @@ class SharedBlock:
         own = self._owner.detach()
         self._require_layout(own)
         if not own.is_cpu:
-            raise ValueError(f"it is an array in the memory of a tensor that is on {own.device} there")
+            raise ValueError(f"it is an array that shares memory with a tensor, which the receiver has on {own.device}")
         torch = sys.modules["torch"]
         held, start = own.untyped_storage(), own.storage_offset() * own.element_size()
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(held, start, (own.nbytes,), (1,)).numpy()
@@ -159,7 +159,7 @@ class SharedBlock:
 
     def _require_layout(self, own: Any) -> None:
         if is_sharded(own) or self._layout is None or layout_of(own) != self._layout:
-            raise ValueError("it is a view of a tensor that is sharded, or has another layout, there")
+            raise ValueError("it is a view of a tensor that the receiver has sharded, or in another layout")
 
 
 def layout_of(tensor: Any) -> Layout:

@@ -1,6 +1,6 @@
 """Results in the caches of functions, which each process has for itself: which of them a user can miss.
 
-A function with a cache is sent without its results. The other process computes them anew, which is the same unless a
+A function with a cache is sent without its results. The other process computes them again, which is the same unless a
 result was changed since, as a model is that is trained.
 """
 

@@ -19,7 +19,7 @@ _CLASSES: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 
 
 def reduce_class(kind: type, reduced: Any) -> Any:
-    """Return cloudpickle's reduction of a class, changed so that a class that the receiver has is not made anew."""
+    """Return cloudpickle's reduction of a class, changed so that a class that the receiver has is not made again."""
     if not isinstance(reduced, tuple) or len(reduced) < 6:
         return reduced  # a class that can be imported
     make, arguments, *rest = reduced

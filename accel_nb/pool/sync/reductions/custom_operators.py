@@ -1,6 +1,6 @@
 """Operators of ``torch.library.custom_op`` in a pickle stream: each process defines them for itself.
 
-One of an imported module is looked up there. One of the notebook is defined anew with the functions that were
+One of an imported module is looked up there. One of the notebook is defined again with the functions that were
 registered for it; defining an operator again replaces it.
 """
 

@@ -30,6 +30,6 @@ class ComputedInAnotherProcess(torch.autograd.Function):
 
 
 def as_computed_elsewhere(make: Callable[[], Tensor]) -> Tensor:
-    """Return the tensor that ``make`` returns, as one that requires gradients and is no leaf."""
+    """Return the tensor that ``make`` returns, as one that requires gradients and is not a leaf."""
     with torch.enable_grad():
         return ComputedInAnotherProcess.apply(torch.zeros((), requires_grad=True, device="cpu"), make)

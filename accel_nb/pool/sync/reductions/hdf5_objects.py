@@ -1,6 +1,6 @@
 """Files, groups and datasets of h5py that are open for reading, which another process opens again.
 
-A dataset that opens its file when it is first asked for a sample holds one in the notebook after one look at it.
+A dataset that opens its file at its first sample holds an open one in the notebook after that sample is read there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def reduce_hdf5_object(value: Any) -> Any:
         return _make_closed, (type(value).__name__,)
     path = os.path.abspath(value.file.filename)
     if value.file.mode != "r" or value.file.driver != "sec2" or path.startswith("/proc/"):
-        raise TypeError("it is no HDF5 object of a file at a path that is open for reading only")
+        raise TypeError("it is not an HDF5 object of a file at a path that is open for reading only")
     name = None if isinstance(value, h5py.File) else value.name
     return _open, (path, os.stat(path).st_ino, name)
 

@@ -1,7 +1,7 @@
 """Generators and iterators of loaders in a pickle stream, as long as nothing has been read from them.
 
 A generator that has not started is sent as its function and the arguments. An iterator of a loader without worker
-processes refers to such a generator. The position of any other cannot be copied: it goes on where it is.
+processes refers to such a generator. The position of any other cannot be copied: it continues where it is.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from accel_nb.runtime.generators import call_arguments, function_of, has_not_started
 
-WAS_READ = "was read there, where the next cell on the workers goes on; that of the notebook is where it was"
-"""Why an iterator that both sides hold is no more the same on both."""
+WAS_READ = "was read there, where the next cell on the workers continues; that of the notebook is where it was"
+"""Why an iterator that both sides hold is no longer the same on both."""
 
 
 def is_generator_iterator(value: Any) -> bool:

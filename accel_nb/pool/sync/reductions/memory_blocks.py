@@ -64,13 +64,13 @@ class MemoryBlock:
         return values.untyped_storage()
 
     def buffer(self) -> Any:
-        """Return the block as a buffer for arrays; then torch cannot resize it any more."""
+        """Return the block as a buffer for arrays; then torch can no longer resize it."""
         self._has_arrays = True
         return self.data if self._own is None else self._own.numpy()
 
 
 class _StorageBytes:
-    """The bytes of a storage, as an array that can be written to. `Tensor.numpy` would forbid to resize the storage."""
+    """The bytes of a storage, as an array that can be written to. `Tensor.numpy` would forbid resizing the storage."""
 
     def __init__(self, storage: Any) -> None:
         self._storage = storage

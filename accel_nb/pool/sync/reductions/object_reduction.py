@@ -84,7 +84,7 @@ def probes_attributes(kind: type) -> bool:
 
 
 def reduce_by_class(value: Any) -> Any:
-    """Return the reduction of an object; Python 3.10 asks the object for a ``__getstate__`` that its class lacks.
+    """Return the reduction of an object; Python 3.10 looks up a ``__getstate__`` in it that its class lacks.
 
     A ``__getattr__`` that looks up items of a dict raises KeyError then.
     """
@@ -143,7 +143,7 @@ def may_change_itself(kind: type) -> bool:
 def reduce_unchanged(value: Any) -> Any:
     """Reduce an object and undo what its ``__getstate__`` does to it; the copy has these attributes too.
 
-    Pyro's guides so forget their model.
+    Pyro's guides lose their model by it.
     """
     before = dict(getattr(value, "__dict__", ()))
     reduced = reduce_by_class(value)

@@ -1,4 +1,4 @@
-"""Open files of the notebook that cells use on the workers, and files of cells that the notebook goes on with.
+"""Open files of the notebook that cells use on the workers, and files of cells that the notebook continues to use.
 
 The receiver opens the file's path at the same position. Only rank 0 writes to the file itself: each other rank of a
 plain cell writes the same, and gets a file without a name for it. Every rank reads the file itself. After a cell the
@@ -89,7 +89,7 @@ def reduce_file(file: Any) -> Any:
     Raise TypeError while a loop reads its lines, and for a file that is no `is_file`.
     """
     if not is_file(file):
-        raise TypeError("it is no file at a path that is open for reading only or for writing only")
+        raise TypeError("it is not a file at a path that is open for reading only or for writing only")
     if (content := file_content(file)) is None:
         raise TypeError("a loop reads its lines, and its position cannot be copied")
     (_, path, mode), position = content[0], content[1].position

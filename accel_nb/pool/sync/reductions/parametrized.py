@@ -1,7 +1,7 @@
 """Modules with parametrizations, such as ``spectral_norm`` and ``weight_norm``, between kernel and workers.
 
 torch gives each such module a class of its own, whose properties compute the weights, and refuses to pickle it. The
-receiver makes the class anew from the module's own class.
+receiver makes the class again from the module's own class.
 """
 
 from __future__ import annotations

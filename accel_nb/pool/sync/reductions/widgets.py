@@ -72,7 +72,7 @@ def _make(kind: Any, model_id: str, state: dict[str, Any], parts: dict[str, Any]
         widget.set_state(state)
         return widget
     comm = getattr(*comm_function())(target_name=WIDGET_TARGET, comm_id=model_id, primary=False)
-    with comm.paused():  # what it is made with is no change of the notebook's
+    with comm.paused():  # what it is made with is not a change of the notebook's
         widget = kind(comm=comm, **parts)
         widget.set_state(state)
     return widget

@@ -112,7 +112,7 @@ _LOWEST_ID = 1 << 32
 
 
 _LONGEST_NAME, _MAX_NAMES = 20, 1000
-"""Longer texts, and texts beyond so many in a stream, are data: to intern one costs a call."""
+"""Longer strings, and strings beyond this number in a stream, are data: to intern one costs a call."""
 
 
 _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
@@ -120,8 +120,8 @@ _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
 
 
 _PROCESS_BOUND = (
-    "it holds an {name} of the package accelerate, as a transformers Trainer does, which serves the process and the "
-    "devices that it was built for only"
+    "it holds an {name} of the package accelerate, as a transformers Trainer does, which works only in the "
+    "process and on the devices that it was built for"
 )
 
 
@@ -243,7 +243,7 @@ class Pickler(cloudpickle.Pickler):
         self._ordinary_types: set[type] = set()
         # By id, the tensors and modules that were sent so far.
         self._sent: dict[int, Any] = {}
-        # Texts that are sent as names; a program has few, other than data such as a list of words.
+        # Strings that are sent as names; a program has few, other than data such as a list of words.
         self._names: set[str] = set()
 
     def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | str | bytes | None:

@@ -64,7 +64,7 @@ class Trial:
         self.reset()
 
     def reset(self) -> None:
-        """Start anew: an object of earlier values counts again in the next value that contains it."""
+        """Forget earlier values: an object of these counts again in the next value that contains it."""
         self._stream, self._buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         self._pickler = Pickler(self._stream, self._buffers.append, self._namespace, self.shared)
 

@@ -1,6 +1,6 @@
-"""Checksums of small arrays and tensors, of which a fingerprint consists in place of their reductions.
+"""Checksums of small arrays and tensors, used in fingerprints in place of their reductions.
 
-A data set may be a list of tens of thousands of them, and to reduce a tensor takes six times as long.
+A dataset may be a list of tens of thousands of them, and to reduce a tensor takes six times as long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Data = tuple[tuple[Any, ...], MemorySpan, int]
 
 
 class Checksums:
-    """The checksums of one stream, which are equal for equal content that is shared among its objects alike.
+    """The checksums of one stream, which are equal if the content, and the memory that objects share, are equal.
 
     That of a view of an object in ``shared`` consists of the object's id and the offset in it, without the content.
     """

@@ -1,5 +1,5 @@
 # An iterator that only the workers had comes back once it has ended: it takes the place of no object of the notebook.
-# outcome: told the next cell on the workers goes on reading it
+# outcome: told the next cell on the workers continues reading it
 # compare: holder, options, rest
 # %%
 options = {"limit": None, "names": [None, 1]}

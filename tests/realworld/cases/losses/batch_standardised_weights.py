@@ -1,4 +1,4 @@
-# Weights of samples normalised within the batch before the weighted sum.
+# Weights of samples normalized within the batch before the weighted sum.
 # outcome: equal
 # compare: model
 # %%

@@ -1,4 +1,4 @@
-# A small convolutional net with batch normalisation.
+# A small convolutional net with batch normalization.
 # outcome: equal
 # compare: model
 # %%

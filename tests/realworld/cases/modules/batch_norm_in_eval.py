@@ -1,4 +1,4 @@
-# Fine-tuning with batch normalisation kept in eval mode from the loop on: equal, though the receipt names the layers.
+# Fine-tuning with batch normalization kept in eval mode from the loop on: equal, though the receipt names the layers.
 # outcome: equal
 # compare: model
 # %%

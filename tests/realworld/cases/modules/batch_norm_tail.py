@@ -1,4 +1,4 @@
-# Batch normalisation over features, and a tail of few samples: one for a worker, or none.
+# Batch normalization over features, and a tail of few samples: one for a worker, or none.
 # outcome: equal
 # compare: model
 # %%

@@ -1,4 +1,4 @@
-# A model with synchronized batch normalisation, as of a script for many GPUs; one is converted in the cell.
+# A model with synchronized batch normalization, as of a script for many GPUs; one is converted in the cell.
 # outcome: equal
 # compare: other
 # %%

@@ -1,4 +1,4 @@
-# Group, instance and layer normalisation: each sample by itself.
+# Group, instance and layer normalization: each sample by itself.
 # outcome: equal
 # compare: model
 # %%

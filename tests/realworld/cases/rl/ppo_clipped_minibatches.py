@@ -1,4 +1,4 @@
-# PPO: a rollout is made, advantages are normalised once, minibatches from a loader, clipped surrogate, entropy bonus.
+# PPO: a rollout is made, advantages are normalized once, minibatches from a loader, clipped surrogate, entropy bonus.
 # outcome: equal
 # compare: actor, critic
 # %%

@@ -1,4 +1,4 @@
-# REINFORCE with a small environment written by hand: log probabilities collected, returns normalised, losses summed.
+# REINFORCE with a small environment written by hand: log probabilities collected, returns normalized, losses summed.
 # outcome: equal
 # compare: policy, rewards_of_episodes
 # %%

@@ -1,4 +1,4 @@
-# A graph network by hand: normalised adjacency, the whole graph in each step, loss over a mask of training nodes.
+# A graph network by hand: normalized adjacency, the whole graph in each step, loss over a mask of training nodes.
 # outcome: equal
 # compare: model, accuracy
 # %%

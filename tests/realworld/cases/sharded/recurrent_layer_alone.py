@@ -1,4 +1,4 @@
-# A recurrent layer that is no part of another module, and a head.
+# A recurrent layer that is not part of another module, and a head.
 # outcome: equal
 # compare: model.weight_ih_l0, lin.weight, losses
 # %%

@@ -1,5 +1,5 @@
 # A module beside the notebook is imported, used in training, edited and reloaded, and used again.
-# outcome: told loaded anew on the workers
+# outcome: told reloaded on the workers
 # compare: model, version, versions
 # runs: always
 # %%

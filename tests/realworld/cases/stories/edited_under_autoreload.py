@@ -1,5 +1,5 @@
 # A module beside the notebook is edited between two trainings, under %autoreload.
-# outcome: told loaded anew on the workers
+# outcome: told reloaded on the workers
 # compare: model, version, versions
 # %%
 %load_ext autoreload

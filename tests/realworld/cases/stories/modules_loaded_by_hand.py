@@ -1,5 +1,5 @@
 # Modules that no import finds: one generated from a text, one loaded from its file and again after an edit.
-# outcome: told loaded anew on the workers
+# outcome: told reloaded on the workers
 # compare: losses, model
 # %%
 

@@ -1,7 +1,7 @@
-"""Attention and dropout for a cut of a sequence, with the results of the whole sequence.
+"""Attention and dropout for a shard of a sequence, with the results of the whole sequence.
 
 Attention takes the keys and values of all ranks. Where the numbers of heads are multiples of the number of ranks, each
-rank gets all of the sequence for some of the heads in exchange for its cut of the others (Jacobs et al., "DeepSpeed
+rank gets all of the sequence for some of the heads in exchange for its shard of the others (Jacobs et al., "DeepSpeed
 Ulysses", 2023); else it gets all keys and values.
 """
 
@@ -21,14 +21,14 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
 
 AttentionKind = Literal["self", "cross"]
-"""``self``: queries, keys and values are of the sequence that is cut; ``cross``: keys and values are of another one."""
+"""``self``: queries, keys and values are of the sharded sequence; ``cross``: keys and values are of another one."""
 
-_current: ContextVar[Cut | None] = ContextVar("cut", default=None)
+_current: ContextVar[SequenceShard | None] = ContextVar("shard", default=None)
 
 
 OTHER_CALLS = (
-    "a block does not call attention as in its first call, by which it was checked, so cuts of the sequence cannot be "
-    "computed: train with --cp 1"
+    "a block does not call attention as in its first call, by which it was checked, so the sequence cannot be divided: "
+    "train with --cp 1"
 )
 
 MakeMask = Callable[[tuple[int, ...], float, Tensor], Tensor]
@@ -37,8 +37,8 @@ MakeMask = Callable[[tuple[int, ...], float, Tensor], Tensor]
 _attention, _dropout = F.scaled_dot_product_attention, F.dropout
 
 
-class Cut:
-    """This rank's cut of sequences of ``length`` along ``dim``, for the code of one block.
+class SequenceShard:
+    """This rank's shard of sequences of ``length`` along ``dim``, for the code of one block.
 
     ``kinds`` has the kind of each call of attention in order; None: the kinds are recorded in ``found``. ``make_mask``
     draws the dropout masks in place of torch.
@@ -54,7 +54,7 @@ class Cut:
     ) -> None:
         self.exchange = exchange
         self.length = length
-        self.own = exchange.range_of(length)[1]
+        self.own_length = exchange.range_of(length)[1]
         self.dim = dim
         self.found: list[AttentionKind] = []
         self._kinds = kinds
@@ -62,7 +62,7 @@ class Cut:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Replace torch's functions by those of the cut, in this thread."""
+        """Replace torch's functions by those of the shard, in this thread."""
         token = _current.set(self)
         self.found.clear()
         try:
@@ -73,7 +73,7 @@ class Cut:
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Use torch's functions inside of the block, with dropout masks of ``make_mask`` if there is one."""
-        whole = None if self._make_mask is None else Cut(_ALONE, self.length, self.dim, None, self._make_mask)
+        whole = None if self._make_mask is None else SequenceShard(_ALONE, self.length, self.dim, None, self._make_mask)
         token = _current.set(whole)
         try:
             yield
@@ -125,10 +125,10 @@ class Cut:
     def _next_kind(self, query: Tensor, key: Tensor) -> AttentionKind:
         number = len(self.found)
         if self._kinds is None:
-            if query.shape[-2] != self.own:
+            if query.shape[-2] != self.own_length:
                 raise MisuseError("its attention is over another dim than the sequence")
-            self.found.append("self" if key.shape[-2] == self.own else "cross")
-        elif number >= len(self._kinds) or query.shape[-2] != self.own:
+            self.found.append("self" if key.shape[-2] == self.own_length else "cross")
+        elif number >= len(self._kinds) or query.shape[-2] != self.own_length:
             raise MisuseError(OTHER_CALLS)
         else:
             self.found.append(self._kinds[number])
@@ -150,7 +150,7 @@ class Cut:
         mask: Tensor | None,
         dropout_p: float,
         leading: tuple[int, ...],
-        cut_dim: int | None,
+        shard_dim: int | None,
         options: dict[str, Any],
     ) -> Tensor:
         """Return attention; with dropout, whose mask is drawn for all queries and heads, by its definition."""
@@ -164,16 +164,18 @@ class Cut:
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         kept = self.draw((*leading, self.length, key.shape[-2]), dropout_p, scores)
-        kept = self.exchange.narrow(kept, len(leading) - 1 if cut_dim is not None and cut_dim >= 0 else -2)
+        kept = self.exchange.narrow(kept, len(leading) - 1 if shard_dim is not None and shard_dim >= 0 else -2)
         return (scores.softmax(-1) * kept) @ value
 
     # --- dropout ---
 
     def drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Return the dropout of a cut, by its part of a mask that is drawn for the whole sequence."""
+        """Return the dropout of a shard, by its part of a mask that is drawn for the whole sequence."""
         if not training or not p:
             return _dropout(input, p, training, inplace)
-        dims = [dim for dim in (self.dim, *range(input.dim())) if dim < input.dim() and input.shape[dim] == self.own]
+        dims = [
+            dim for dim in (self.dim, *range(input.dim())) if dim < input.dim() and input.shape[dim] == self.own_length
+        ]
         if not dims:
             kept = self.draw(tuple(input.shape), p, input)
         else:
@@ -200,34 +202,34 @@ class _Alone(SequenceExchange):
     def __init__(self) -> None:
         super().__init__(None, 0, 1)  # pyright: ignore[reportArgumentType]
 
-    def swapped(self, value: Tensor, given: int, taken: int, number: int, length: int) -> Tensor:
+    def swapped(self, value: Tensor, given: int, gained: int, number: int, length: int) -> Tensor:
         return value.clone()
 
-    def gathered(self, cut: Tensor, dim: int, length: int) -> Tensor:
-        return cut.clone()
+    def gathered(self, shard: Tensor, dim: int, length: int) -> Tensor:
+        return shard.clone()
 
 
 _ALONE = _Alone()
 
 
-def whole(length: int, dim: int, make_mask: MakeMask) -> Cut:
-    """Return a cut that is the whole sequence, to record how a block uses attention."""
-    return Cut(_ALONE, length, dim, None, make_mask)
+def whole_sequence(length: int, dim: int, make_mask: MakeMask) -> SequenceShard:
+    """Return a shard that is the whole sequence, to record how a block uses attention."""
+    return SequenceShard(_ALONE, length, dim, None, make_mask)
 
 
 @contextmanager
 def replaced_functions() -> Iterator[None]:
-    """Replace attention and dropout of `torch.nn.functional` by functions that compute the cut of their thread."""
+    """Replace attention and dropout of `torch.nn.functional` by functions that compute the shard of their thread."""
     plain = F.scaled_dot_product_attention, F.dropout
     has_fast_path = torch.backends.mha.get_fastpath_enabled()
 
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
-        cut = _current.get()
-        return (plain[0] if cut is None else cut.attend)(*args, **kwargs)
+        shard = _current.get()
+        return (plain[0] if shard is None else shard.attend)(*args, **kwargs)
 
     def dropout(*args: Any, **kwargs: Any) -> Tensor:
-        cut = _current.get()
-        return (plain[1] if cut is None else cut.drop)(*args, **kwargs)
+        shard = _current.get()
+        return (plain[1] if shard is None else shard.drop)(*args, **kwargs)
 
     F.scaled_dot_product_attention = scaled_dot_product_attention
     F.dropout = dropout
