@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import json
 import os
@@ -143,6 +144,28 @@ def test_a_module_that_no_import_finds_is_sent_once_and_again_when_it_has_change
     assert record.collect_loaded_by_hand() == []
     file.write_text("ONE = 'one'\n")
     assert [module.text for module in record.collect_loaded_by_hand()] == ["ONE = 'one'\n"]
+
+
+def test_submodules_that_a_failed_import_has_left_are_found_in_their_package(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "half").mkdir()
+    (project / "half" / "__init__.py").write_text("import half.parts, half.bare.more, absent\n")
+    (project / "half" / "parts.py").write_text("ONE = 1\n")
+    (project / "half" / "bare").mkdir()
+    (project / "half" / "bare" / "more.py").write_text("TWO = 2\n")
+    (tmp_path / "parts").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(project))
+    with pytest.raises(ImportError):
+        importlib.import_module("half")
+    try:
+        assert {"half.parts", "half.bare.more"} <= sys.modules.keys()
+        assert "half" not in sys.modules
+        assert "half.parts" not in {module.name for module in OwnModules().collect_loaded_by_hand()}
+    finally:
+        for name in [name for name in sys.modules if name.startswith("half.")]:
+            del sys.modules[name]
 
 
 def test_a_module_that_a_cell_uses_and_that_cannot_be_imported_is_named(project: Path) -> None:

@@ -46,6 +46,36 @@ def test_nothing_is_said_where_no_order_is_used(source: str) -> None:
     assert not _describe(source, vocabulary={"a", "b"})
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "characters = list(set(text))",
+        "index = {word: i for i, word in enumerate(set(text.split()))}",
+        "words = set(word for word in text)\nfor word in words: print(word)",
+        "words = {word for word in text}; index = dict(enumerate(words))",
+    ],
+)
+@pytest.mark.parametrize("text", ["a b", ["a", "b"], ("a", 1), [["a", "b"], ["c"]], {"a": 1}, [{"a": 1}]])
+def test_an_order_of_sets_that_the_cell_makes_of_text_of_the_notebook_is_said(source: str, text: object) -> None:
+    assert "text" in _describe(source, text=text)[0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "characters = sorted(list(set(text)))",
+        "number = len(set(text)); words = set(text); is_known = 'a' in words",
+        "characters = list(text)",
+    ],
+)
+def test_nothing_is_said_of_sets_of_text_without_order(source: str) -> None:
+    assert not _describe(source, text="a b")
+
+
+def test_nothing_is_said_of_sets_that_the_cell_makes_of_numbers() -> None:
+    assert not _describe("labels = list(set(values))", values=[2, 1])
+
+
 def test_only_sets_of_several_texts_are_meant() -> None:
     source = "words = list(vocabulary)"
     assert not _describe(source, vocabulary={"a"})

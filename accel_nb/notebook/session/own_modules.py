@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from accel_nb.notebook.messages import SentModule
@@ -120,12 +121,23 @@ class OwnModules:
 
 def _is_found(name: str) -> bool:
     """Return whether an import would find a module that is imported."""
-    if name == "__main__":
-        return True
-    parent = name.rpartition(".")[0]
-    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    return name == "__main__" or _find(name) is not None
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Return how an import would load a module, or None; imports nothing, also where a failed import left no parent."""
+    parent, path = name.rpartition(".")[0], None
+    if parent in sys.modules:
+        path = getattr(sys.modules[parent], "__path__", None)
+    elif parent and (spec := _find(parent)) is not None:
+        path = spec.submodule_search_locations
+    if parent and path is None:  # no package, and without a path finders would look for the last part of the name alone
+        return None
     finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)  # very old ones have none
-    return any(find is not None and find(name, path) is not None for find in finders)
+    try:
+        return next((spec for find in finders if find is not None and (spec := find(name, path)) is not None), None)
+    except KeyError:  # a namespace package looks its parent up in sys.modules
+        return None
 
 
 def _is_package(file: str) -> bool:

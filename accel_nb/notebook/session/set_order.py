@@ -6,6 +6,7 @@ The order of text depends on the process, that of numbers on how the set was fil
 from __future__ import annotations
 
 import ast
+import itertools
 import numbers
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -27,6 +28,8 @@ class SetOrder:
     def __init__(self) -> None:
         # The names of sets of text that the notebook made and the workers have copies of.
         self._of_text: set[str] = set()
+        # The names of other values of text, of which a cell may make sets.
+        self._text: set[str] = set()
         # The names of values that are or hold such sets of numbers, whose copies have another order.
         self._of_numbers: set[str] = set()
 
@@ -35,6 +38,7 @@ class SetOrder:
         for name in names:
             value = namespace.get(name)
             (self._of_text.add if _is_set_of_text(value) else self._of_text.discard)(name)
+            (self._text.add if _is_text(value) else self._text.discard)(name)
             is_reordered = any(map(_is_reordered_by_a_copy, _held_sets(value)))
             (self._of_numbers.add if is_reordered else self._of_numbers.discard)(name)
 
@@ -42,20 +46,29 @@ class SetOrder:
         """Record names whose values have come from the workers, whose order is the one that cells on them see."""
         returned = set(names)
         self._of_text -= returned
+        self._text -= returned
         self._of_numbers -= returned
 
     def describe(self, tree: ast.AST, names: Collection[str]) -> list[str]:
         """Return lines about the sets of a cell's names whose order may have an effect; ``tree`` is the cell's code.
 
         These are sets of text that the code goes through, since most are only asked whether they contain something,
-        and all sets of numbers that copies reorder: they are mostly indices, which functions go through.
+        and all sets of numbers that copies reorder: they are mostly indices, which functions go through. A set that the
+        code makes of the notebook's text may have been made in the notebook too.
         """
         found = self._of_text.intersection(names)
         found = found.intersection(_iterated_names(tree)) if found else found
+        made = self._text.intersection(names)
+        made = made.intersection(_names_in_iterated_sets(tree)) if made else made
         lines = [
             f"the set {name} has another order on the workers than in the notebook, as in each process of Python: what "
             f"the cell makes in this order differs. Use sorted({name}) in every cell"
             for name in sorted(found)
+        ]
+        lines += [
+            f"sets of the text in {name} have another order on the workers than in the notebook, as in each process of "
+            "Python: what the cell makes in this order differs. Go through sorted(...) of such a set in every cell"
+            for name in sorted(made)
         ]
         if holders := sorted(self._of_numbers.intersection(names)):
             lines.append(
@@ -68,6 +81,19 @@ class SetOrder:
 
 def _is_set_of_text(value: Any) -> bool:
     return isinstance(value, set | frozenset) and len(value) > 1 and any(isinstance(item, str) for item in value)
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether a value that is no set is text, or has some among its first items or those of its first item."""
+    if isinstance(value, str):
+        return len(value) > 1
+    first = _first_parts(value)
+    return any(isinstance(item, str) for item in (*first, *_first_parts(next(iter(first), None))))
+
+
+def _first_parts(value: Any) -> list[Any]:
+    keys = itertools.islice(dict[Any, Any].keys(value), _NUM_FIRST) if isinstance(value, dict) else ()
+    return [*keys, *first_items(value, _NUM_FIRST)]
 
 
 def _held_sets(value: Any) -> Iterator[set[Any] | frozenset[Any]]:
@@ -90,20 +116,42 @@ def _is_hashed_alike(item: Any) -> bool:
 
 
 def _iterated_names(tree: ast.AST) -> Iterator[str]:
+    return (item.id for item in _iterated(tree) if isinstance(item, ast.Name))
+
+
+def _names_in_iterated_sets(tree: ast.AST) -> Iterator[str]:
+    """Yield the names from which code makes sets, directly or in a variable, that it goes through."""
+    bound = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _makes_set(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for item in _iterated(tree):
+        made = bound.get(item.id) if isinstance(item, ast.Name) else item
+        if made is not None and _makes_set(made):
+            yield from (node.id for node in ast.walk(made) if isinstance(node, ast.Name))
+
+
+def _makes_set(node: ast.expr) -> bool:
+    return isinstance(node, ast.SetComp) or _function_name(node) in ("set", "frozenset")
+
+
+def _iterated(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions that code goes through, but in functions whose result does not depend on the order."""
     pending = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.SetComp) or _function_name(node) in _WITHOUT_ORDER:
             continue
         pending.extend(ast.iter_child_nodes(node))
-        iterated: list[ast.expr] = []
         if isinstance(node, ast.For | ast.comprehension):
-            iterated = [node.iter]
+            yield node.iter
         elif isinstance(node, ast.Starred):
-            iterated = [node.value]
+            yield node.value
         elif isinstance(node, ast.Call) and _function_name(node) in _ORDERED_BY:
-            iterated = node.args
-        yield from (item.id for item in iterated if isinstance(item, ast.Name))
+            yield from node.args
 
 
 def _function_name(node: ast.AST) -> str | None:

@@ -134,14 +134,15 @@ class ImportedAttributes:
 def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> ImportedAttributes:
     """Set attributes; what code changes in place is updated so, as code may have imported it by its own name.
 
-    Those of a module that cannot be found are left out: code that uses one gets Python's error.
+    Those of a module that cannot be imported here, as one that reads a file of another working folder, are left out:
+    code that uses one gets Python's error.
     """
     found: dict[ImportedPath, Any] = {}
     for place, kind, value in values:
         path, _, name = place.path.rpartition(".")
         try:
             imported = importlib.import_module(place.module)
-        except ModuleNotFoundError:
+        except Exception:  # a module may raise anything
             continue
         owner = operator.attrgetter(path)(imported) if path else imported
         current = getattr(owner, name, None)

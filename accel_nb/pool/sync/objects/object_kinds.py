@@ -33,6 +33,12 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_device(value: Any) -> bool:
+    """Return whether the value is one of torch's names of devices."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.device)
+
+
 def is_sparse(tensor: Any) -> bool:
     """Return whether a tensor has a layout other than strides, and so no number of bytes."""
     return tensor.layout is not sys.modules["torch"].strided
@@ -42,6 +48,12 @@ def is_plain_array(value: Any) -> bool:
     """Return whether the value is an array of NumPy's own class, not of a subclass."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray
+
+
+def is_array_scalar(value: Any) -> bool:
+    """Return whether the value is a number of NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
 
 
 def is_lazy(tensor: Any) -> bool:

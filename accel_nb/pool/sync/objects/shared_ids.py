@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import fractions
+import pathlib
+import re
 import types
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +16,15 @@ from functools import cached_property
 from typing import Any, Literal
 
 from accel_nb.pool.sync.objects.module_hooks import FLAGS, HOOKS
-from accel_nb.pool.sync.objects.object_kinds import is_module, is_optimizer, is_plain_array, is_tensor, parameters_of
+from accel_nb.pool.sync.objects.object_kinds import (
+    is_array_scalar,
+    is_device,
+    is_module,
+    is_optimizer,
+    is_plain_array,
+    is_tensor,
+    parameters_of,
+)
 from accel_nb.pool.sync.objects.shared_memory import MemorySpan, SharedMemory, layout_of, span_of
 from accel_nb.pool.sync.objects.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
 from accel_nb.runtime.distributed.sharded import copies, full_shape, is_sharded
@@ -210,17 +224,23 @@ def _add_parts(ids: dict[int, SharedId], name: str, module: Any) -> Iterator[Any
                 yield value
 
 
+_VALUES = (
+    *(int, float, complex, decimal.Decimal, fractions.Fraction),
+    *(str, bytes, re.Pattern, pathlib.PurePath, uuid.UUID),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+    *(tuple, frozenset, range, slice, types.ModuleType, type(None)),
+)
 _COMMON = frozenset({int, float, str, bool, type(None), bytes})
 """Types without identity of nearly all items of long containers, which are found faster than by `isinstance`."""
 
 
 def has_identity(value: Any) -> bool:
-    """Return whether the identity of a value matters; Python may share equal numbers, strings and tuples.
+    """Return whether the identity of a value matters: it does not for numbers, texts, tuples, paths or dates.
 
-    Importable functions, classes and modules are the same on both sides anyway.
+    Nothing changes these in place. Importable functions, classes and modules are the same on both sides anyway.
     """
     if type(value) in _COMMON:
         return False
     if isinstance(value, type | types.FunctionType):
         return value.__module__ == "__main__"
-    return not isinstance(value, int | float | complex | str | bytes | tuple | frozenset | types.ModuleType | None)
+    return not (isinstance(value, _VALUES) or is_device(value) or is_array_scalar(value))
