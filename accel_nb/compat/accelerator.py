@@ -95,9 +95,13 @@ class Accelerator(OwnAccelerator):
                     f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
                 )
             gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
+        precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
+        precision = precision.lower() if isinstance(precision, str) else precision
         chosen: Any
         named_plugins: dict[str, DeepSpeedPlugin]
-        chosen, named_plugins = choose_plugin(deepspeed_plugin, deepspeed_plugins)
+        chosen, named_plugins = choose_plugin(
+            deepspeed_plugin, deepspeed_plugins, str(getattr(precision, "value", precision) or "no")
+        )
         if isinstance(chosen, DeepSpeedPlugin):
             gradient_accumulation_steps = steps_of_plugin(chosen, gradient_accumulation_steps)
             if gradient_accumulation_plugin is not None:
@@ -114,13 +118,9 @@ class Accelerator(OwnAccelerator):
         if step_scheduler_with_optimizer and not _is_set("schedule", options.get("config")):
             # Scripts compute a schedule from the length of a loader before it is divided.
             options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
-        precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
-        precision = precision.lower() if isinstance(precision, str) else precision
         has_choice = fsdp_plugin or chosen or options.get("strategy") or _is_set("strategy", options.get("config"))
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and not has_choice:
             fsdp_plugin = FullyShardedDataParallelPlugin()
-        for plugin in named_plugins.values():
-            plugin.set_mixed_precision(str(getattr(precision, "value", precision) or "no"))
         if "world" not in options and "comm" not in options:
             options["world"] = world_of_variable(cpu)
         super().__init__(
