@@ -145,6 +145,8 @@ class Accelerator(OwnAccelerator):
             parallelism_config=parallelism_config,
             **options,
         )
+        if isinstance(fsdp_plugin, FullyShardedDataParallelPlugin):
+            fsdp_plugin.follow_precision(self.mixed_precision)
         names = (*HANDLER_NAMES.values(), *REFUSED_HANDLERS)
         handlers = {type(item).__name__: item for item in kwargs_handlers or ()}
         vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in handlers.items()})
