@@ -21,8 +21,10 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
+from accel_nb.accelerator.tracking.run_tracking import number_of
 from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
+from accel_nb.compat.data.epochs import count_epochs, set_iteration
 from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.deepspeed.prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
@@ -331,6 +333,7 @@ class Accelerator(OwnAccelerator):
         for item in args:
             if isinstance(item, DataLoader):
                 vars(item).update(gradient_state=self._gradient_state, **dict.fromkeys(LOADER_EVENTS, do_nothing))
+                count_epochs(item)
             if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
                 mark_prepared(item, self, 1 if item in counting else self._schedule_stride)
             if isinstance(item, nn.Module) and size > 1 and not hasattr(item, "no_sync"):
@@ -475,8 +478,11 @@ class Accelerator(OwnAccelerator):
             self._tracked.thread.wait_started()  # programs call methods of the objects that they have made
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
-        """Report values by name; None is no value, as of averages that have not begun, and is left out."""
-        super().log({name: value for name, value in values.items() if value is not None}, step, log_kwargs)
+        """Report values by name. None is left out, and where no tracker runs so is all that is no number."""
+        kept = {name: value for name, value in values.items() if value is not None}
+        if self._tracked.thread is None:
+            kept = {name: value for name, value in kept.items() if number_of(value) is not None}
+        super().log(kept, step, log_kwargs)
 
     def _tracked_step(self, step: int | None) -> int | None:
         """Return the step that trackers get: none if none is given, so that those that count values go on counting."""
@@ -544,7 +550,10 @@ class Accelerator(OwnAccelerator):
             raise ValueError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
         elif not os.path.isdir(os.path.expanduser(input_dir)):
             raise ValueError(f"load_state: there is no folder {os.fspath(input_dir)!r}")
-        return super().load_state(input_dir, **options)
+        report = super().load_state(input_dir, **options)
+        for loader in self._dataloaders:
+            set_iteration(loader)
+        return report
 
     def save_model(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
