@@ -21,8 +21,10 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
+from accel_nb.accelerator.tracking.run_tracking import number_of
 from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
+from accel_nb.compat.data.epochs import count_epochs, set_iteration
 from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.deepspeed.prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
@@ -95,9 +97,13 @@ class Accelerator(OwnAccelerator):
                     f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
                 )
             gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
+        precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
+        precision = precision.lower() if isinstance(precision, str) else precision
         chosen: Any
         named_plugins: dict[str, DeepSpeedPlugin]
-        chosen, named_plugins = choose_plugin(deepspeed_plugin, deepspeed_plugins)
+        chosen, named_plugins = choose_plugin(
+            deepspeed_plugin, deepspeed_plugins, str(getattr(precision, "value", precision) or "no")
+        )
         if isinstance(chosen, DeepSpeedPlugin):
             gradient_accumulation_steps = steps_of_plugin(chosen, gradient_accumulation_steps)
             if gradient_accumulation_plugin is not None:
@@ -114,13 +120,9 @@ class Accelerator(OwnAccelerator):
         if step_scheduler_with_optimizer and not _is_set("schedule", options.get("config")):
             # Scripts compute a schedule from the length of a loader before it is divided.
             options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
-        precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
-        precision = precision.lower() if isinstance(precision, str) else precision
         has_choice = fsdp_plugin or chosen or options.get("strategy") or _is_set("strategy", options.get("config"))
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and not has_choice:
             fsdp_plugin = FullyShardedDataParallelPlugin()
-        for plugin in named_plugins.values():
-            plugin.set_mixed_precision(str(getattr(precision, "value", precision) or "no"))
         if "world" not in options and "comm" not in options:
             options["world"] = world_of_variable(cpu)
         super().__init__(
@@ -145,6 +147,8 @@ class Accelerator(OwnAccelerator):
             parallelism_config=parallelism_config,
             **options,
         )
+        if isinstance(fsdp_plugin, FullyShardedDataParallelPlugin):
+            fsdp_plugin.follow_precision(self.mixed_precision)
         names = (*HANDLER_NAMES.values(), *REFUSED_HANDLERS)
         handlers = {type(item).__name__: item for item in kwargs_handlers or ()}
         vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in handlers.items()})
@@ -329,6 +333,7 @@ class Accelerator(OwnAccelerator):
         for item in args:
             if isinstance(item, DataLoader):
                 vars(item).update(gradient_state=self._gradient_state, **dict.fromkeys(LOADER_EVENTS, do_nothing))
+                count_epochs(item)
             if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
                 mark_prepared(item, self, 1 if item in counting else self._schedule_stride)
             if isinstance(item, nn.Module) and size > 1 and not hasattr(item, "no_sync"):
@@ -473,8 +478,11 @@ class Accelerator(OwnAccelerator):
             self._tracked.thread.wait_started()  # programs call methods of the objects that they have made
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
-        """Report values by name; None is no value, as of averages that have not begun, and is left out."""
-        super().log({name: value for name, value in values.items() if value is not None}, step, log_kwargs)
+        """Report values by name. None is left out, and where no tracker runs so is all that is no number."""
+        kept = {name: value for name, value in values.items() if value is not None}
+        if self._tracked.thread is None:
+            kept = {name: value for name, value in kept.items() if number_of(value) is not None}
+        super().log(kept, step, log_kwargs)
 
     def _tracked_step(self, step: int | None) -> int | None:
         """Return the step that trackers get: none if none is given, so that those that count values go on counting."""
@@ -542,7 +550,10 @@ class Accelerator(OwnAccelerator):
             raise ValueError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
         elif not os.path.isdir(os.path.expanduser(input_dir)):
             raise ValueError(f"load_state: there is no folder {os.fspath(input_dir)!r}")
-        return super().load_state(input_dir, **options)
+        report = super().load_state(input_dir, **options)
+        for loader in self._dataloaders:
+            set_iteration(loader)
+        return report
 
     def save_model(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,

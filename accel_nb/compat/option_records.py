@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from accel_nb.accelerator.options import fsdp_plugin, plugins
+from accel_nb.accelerator.options.fsdp_plugin import PRECISIONS
 from accel_nb.compat.hf_utils import TextEnum
 from accel_nb.compat.models.model_parts import get_module_class_from_name
 from accel_nb.compat.states import AcceleratorState
@@ -111,10 +112,16 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
             if text and getattr(self, field.name) is None:
                 setattr(self, field.name, _read_text(text))
         # Programs read these two to choose how they divide and save models themselves.
+        is_second = self.fsdp_version == 2
         self.fsdp_version = self.fsdp_version or 2
         self.state_dict_type = self.state_dict_type or "FULL_STATE_DICT"
         for name in _fsdp_enumerations():
             self._read_member(name)
+        if is_second and getattr(self.state_dict_type, "name", None) == "LOCAL_STATE_DICT":
+            raise ValueError("FSDP2 has no LOCAL_STATE_DICT: give FULL_STATE_DICT or SHARDED_STATE_DICT")
+        self._has_own_policy = self.mixed_precision_policy is not None
+        if isinstance(self.mixed_precision_policy, str | dict):
+            self.mixed_precision_policy = self._precision_policy(self.mixed_precision_policy)
         if self.fsdp_version == 2 or self.backward_prefetch == "NO_PREFETCH":
             self.backward_prefetch = None
         self.set_cpu_offload()
@@ -123,8 +130,9 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
     def _read_member(self, name: str) -> None:
         """Replace the name or number of a member of an enumeration in a field by the member."""
         kind, value = _fsdp_enumerations()[name], getattr(self, name)
-        if isinstance(value, str) and value.upper() in kind.__members__:
-            setattr(self, name, kind[value.upper()])
+        if isinstance(value, str):
+            member = kind.__members__.get(value.upper()) or kind.__members__.get(f"_{value.upper()}")
+            setattr(self, name, value if member is None else member)
         elif type(value) is int:
             setattr(self, name, kind(value))
 
@@ -192,28 +200,68 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
                 f"got {self.cpu_offload}"
             )
 
-    def validate_mixed_precision_policy(self) -> None:
-        """Raise ValueError if ``mixed_precision_policy`` is not torch's policy."""
-        from torch.distributed.fsdp import MixedPrecisionPolicy
+    @property
+    def _kind_of_policy(self) -> Any:
+        from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-        if not isinstance(self.mixed_precision_policy, MixedPrecisionPolicy):
-            raise ValueError("mixed_precision_policy must be an instance of torch's `MixedPrecisionPolicy`")
+        return MixedPrecision if self.fsdp_version == 1 else MixedPrecisionPolicy
+
+    def _precision_policy(self, value: Any, buffers: torch.dtype | None = None) -> Any:
+        """Return torch's policy for a precision, or for a dictionary of dtypes; ``buffers`` is that of buffers."""
+        last = "buffer_dtype" if self.fsdp_version == 1 else "output_dtype"
+        if isinstance(value, Mapping):
+            known = ("param_dtype", "reduce_dtype", "buffer_dtype", "output_dtype")
+            if not {*known[:2]} <= value.keys() <= {*known} or not all(
+                item in _DTYPES.values() for item in value.values()
+            ):
+                raise ValueError(
+                    f"mixed_precision_policy has param_dtype, reduce_dtype and {last}, each a dtype of fp16, bf16 or "
+                    f"fp32; it is {value}"
+                )
+            return self._kind_of_policy(**{name: value[name] for name in (*known[:2], last) if name in value})
+        dtype = _DTYPES.get(value, value)
+        if dtype not in _DTYPES.values():
+            raise ValueError(f"Invalid mixed precision: {value}. It is one of {', '.join(_DTYPES)}")
+        own = buffers if self.fsdp_version == 1 and buffers is not None else dtype
+        return self._kind_of_policy(param_dtype=dtype, reduce_dtype=dtype, **{last: own})
+
+    def validate_mixed_precision_policy(self) -> None:
+        """Raise ValueError if ``mixed_precision_policy`` is not torch's policy for the version."""
+        kind = self._kind_of_policy
+        if not isinstance(self.mixed_precision_policy, kind):
+            raise ValueError(f"mixed_precision_policy must be an instance of torch's `{kind.__name__}`")
 
     def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> None:
-        """Do nothing if the accelerator computes in this number format; raises `MisuseError` if not."""
-        wanted = _FORMATS.get(mixed_precision, mixed_precision)
+        """Set the policy that programs read; raises `MisuseError` if an accelerator has another precision."""
+        wanted = PRECISIONS.get(mixed_precision, mixed_precision)
         current = AcceleratorState._shared_state.get("mixed_precision")
-        if wanted != current:
+        if current not in (None, wanted):
             raise MisuseError(
-                f"set_mixed_precision({mixed_precision!r}): the accelerator has {current or 'none yet'}; give "
+                f"set_mixed_precision({mixed_precision!r}): the accelerator has {current}; give "
                 f"Accelerator(mixed_precision={wanted!r}) instead, and fsdp.reduce_dtype for the averages of gradients"
             )
+        self._has_own_policy = self._has_own_policy or current is None
+        if override or self.mixed_precision_policy is None:
+            buffers = torch.float32 if buffer_autocast else None
+            self.mixed_precision_policy = self._precision_policy(mixed_precision, buffers)
+
+    def follow_precision(self, precision: str) -> None:
+        """Set the policy of an accelerator's precision, unless there is one; it is no option of later accelerators."""
+        if precision != "no" and self.mixed_precision_policy is None:
+            self.mixed_precision_policy = self._precision_policy(precision)
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given; the policy only if a program has set it."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if not self._has_own_policy:
+            values["mixed_precision_policy"] = None
+        return fsdp_plugin.FullyShardedDataParallelPlugin(**values).as_options()
 
 
-_FORMATS: Mapping[Any, str] = MappingProxyType(
-    {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "no", "fp32": "no"}
+_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"fp8": torch.bfloat16, "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 )
-"""Precisions by the names of a plugin's policy that differ."""
+"""Dtypes of FSDP's precision policies, by the names of precisions."""
 
 
 def _class_of_layer(model: nn.Module, name: str) -> type[nn.Module]:

@@ -42,11 +42,20 @@ def import_deepspeed(document: Mapping[str, Any], source: str) -> ImportReport:
     for name, value in values.items():
         if value in (_AUTO, None):
             report.needless[name] = "not set"
+        elif (section := _section_that_is_off(name, values)) is not None:
+            report.needless[name] = f"{section} is off"
         elif name in _RULES:
             record_outcome(report, name, _RULES[name](value, values), source)
         else:
             report.left[name] = _SECTIONS.get(name.partition(".")[0], "accel_nb has no such option")
     return report
+
+
+def _section_that_is_off(name: str, values: Mapping[str, Any]) -> str | None:
+    """Return the section of a value, if its ``enabled`` is false; the report has ``enabled`` itself by its rule."""
+    section, _, last = name.rpartition(".")
+    is_off = values.get(f"{section}.enabled") is False and (last != "enabled" or name not in _RULES)
+    return section if is_off else None
 
 
 def _flatten(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -130,9 +139,22 @@ _RULES: Mapping[str, Rule] = {
             f"{_ZERO}.round_robin_gradients",
             f"{_ZERO}.stage3_max_live_parameters",
             f"{_ZERO}.stage3_max_reuse_distance",
+            f"{_ZERO}.stage3_model_persistence_threshold",
+            f"{_ZERO}.stage3_use_all_reduce_for_fetch_params",
+            f"{_ZERO}.memory_efficient_linear",
+            f"{_ZERO}.use_multi_rank_bucket_allreduce",
+            f"{_ZERO}.zero_hpz_partition_size",
+            f"{_ZERO}.offload_optimizer.buffer_count",
+            f"{_ZERO}.offload_optimizer.fast_init",
+            f"{_ZERO}.offload_optimizer.pipeline_read",
+            f"{_ZERO}.offload_optimizer.pipeline_write",
+            f"{_ZERO}.offload_param.buffer_count",
+            f"{_ZERO}.offload_param.buffer_size",
+            f"{_ZERO}.offload_param.max_in_cpu",
         ),
-        not_needed("changes speed only; DeepSpeed's default is used"),
+        not_needed("changes speed and memory only; DeepSpeed's default is used"),
     ),
+    f"{_ZERO}.cpu_offload": lambda value, _values: {"deepspeed.offload_optimizer": "cpu"} if value else "off",
     "gradient_accumulation_steps": becomes("accumulate"),
     "gradient_clipping": _clip,
     "train_batch_size": not_needed("the loader and the number of workers determine it"),
@@ -142,6 +164,11 @@ _RULES: Mapping[str, Rule] = {
     "fp16.loss_scale": _scale,
     "fp16.initial_scale_power": _power,
     "fp16.loss_scale_window": _whole_number("scaler.growth_interval"),
+    **dict.fromkeys(
+        ("fp16.hysteresis", "fp16.consecutive_hysteresis"), not_needed("the loss scale falls at every overflow")
+    ),
+    "fp16.min_loss_scale": not_needed("the loss scale has no lower limit"),
+    **dict.fromkeys(("fp16.auto_cast", "bf16.auto_cast"), not_needed("inputs are cast where they are used")),
     "zero_allow_untested_optimizer": becomes("deepspeed.allow_untested_optimizer"),
     "zero_force_ds_cpu_optimizer": not_needed("the script's own optimizer is used"),
     "steps_per_print": not_needed("the panel shows each step"),

@@ -34,7 +34,7 @@ def _version(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
 def _sharding(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     if isinstance(value, int) and 1 <= value <= len(_SHARDING):
         value = _SHARDING[value - 1]
-    kind = str(value).upper()
+    kind = str(value).upper().removeprefix("_")  # as of a member that torch names so
     if kind not in _SHARDING:
         return NotImported(f"{quoted(value)} is not one of {', '.join(_SHARDING)}")
     if kind == "NO_SHARD":
@@ -49,7 +49,7 @@ def _sharding(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
 
 
 def _resharding(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
-    if str(value).upper() in _SHARDING:
+    if str(value).upper().removeprefix("_") in _SHARDING:
         return _sharding(value, values)
     return {"fsdp.reshard_after_forward": value}
 
@@ -107,6 +107,7 @@ _RULES: Mapping[str, Rule] = {
     "forward_prefetch": not_needed(_AHEAD),
     "limit_all_gathers": not_needed(_AHEAD),
     "use_orig_params": not_needed("parameters always keep their names and groups"),
+    "ignored_modules": not_needed("these modules are divided too, and compute the same"),
     "sync_module_states": not_needed("every rank always starts with rank 0's weights"),
     "cpu_ram_efficient_loading": not_needed("fsdp.weights loads shards into a model on the meta device"),
 }

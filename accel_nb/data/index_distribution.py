@@ -55,6 +55,8 @@ class ReadMode:
         self.before_next: Callable[[], object] | None = None
         # Called with each batch, before the loop receives it.
         self.on_batch: Callable[[Any], object] | None = None
+        # Called when an iteration is read to its end.
+        self.on_end: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)

@@ -337,6 +337,8 @@ class _ShardedLoading:
         if self._num_empty:
             self._num_empty -= 1
             self._num_epochs += 1
+            if self.shard.mode.on_end is not None:
+                self.shard.mode.on_end()
             return iter(())
         on_resume, self._on_resume = self._on_resume, None
         if on_resume is not None:

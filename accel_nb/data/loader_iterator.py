@@ -57,6 +57,8 @@ class LoaderIterator(EndingIterator):
         except StopIteration:
             self.has_ended = True
             sharding.end_epoch(self._epoch)
+            if mode.on_end is not None:
+                mode.on_end()
             observer.on_share(None)
             raise
         observer.on_read(started, cpu_started)

@@ -60,3 +60,8 @@ def launch_command(args: argparse.Namespace) -> None:
     ending = job.run()
     if ending.code:
         sys.exit(ending.code)
+
+
+def main() -> None:
+    """Run the words of this process's command, as the command ``accelerate-launch`` does."""
+    launch_command(launch_command_parser().parse_args())

@@ -32,13 +32,24 @@ launch_command(launch_command_parser().parse_args({words!r}))
 """
 
 
-def test_a_program_launches_a_script_that_imports_accelerate(tmp_path: Path) -> None:
+WORDS = """
+import sys
+from accel_nb import compat
+compat.install()
+from accelerate.commands.launch import main
+sys.argv[1:] = {words!r}
+main()
+"""
+
+
+@pytest.mark.parametrize("program", [PROGRAM, WORDS], ids=["function", "command"])
+def test_a_program_launches_a_script_that_imports_accelerate(tmp_path: Path, program: str) -> None:
     script, out = tmp_path / "train.py", tmp_path / "out.json"
     script.write_text(SCRIPT)
     words = ["--cpus", "2", str(script), str(out), "--lr", "0.1"]
     variables = notebook_variables() | {"XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(words=words)], capture_output=True, text=True, timeout=120, env=variables,
+        [sys.executable, "-c", program.format(words=words)], capture_output=True, text=True, timeout=120, env=variables,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

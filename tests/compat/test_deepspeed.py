@@ -186,6 +186,17 @@ def test_plugins_are_selected_by_name() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*single process")
+def test_transformers_reads_the_configuration_with_the_precision() -> None:
+    theirs = pytest.importorskip("transformers.integrations.deepspeed")
+    details = {"loss_scale": 0, "hysteresis": 2, "min_loss_scale": 1}
+    config = {**ZERO, "fp16": {"enabled": "auto", **details}, "bf16": {"enabled": "auto"}}
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=config))
+    assert accelerator.mixed_precision == "bf16"
+    found = theirs.deepspeed_config()
+    assert (found["fp16"]["enabled"], found["bf16"]["enabled"]) == (False, True)
+
+
+@pytest.mark.filterwarnings("ignore:.*single process")
 def test_an_engine_saves_and_loads_the_training(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=2))
     model = nn.Linear(2, 1)

@@ -217,6 +217,20 @@ def test_a_tracker_is_open_after_init_trackers_and_counts_itself() -> None:
     assert tracker.steps == [None, None, 7]
 
 
+def test_what_is_no_number_is_logged_only_to_trackers() -> None:
+    accelerator: Any = Accelerator()
+    accelerator.log({"note": "text", "both": {"a": 1.0}, "pictures": [object()], "loss": torch.tensor(1.0)})
+    tracker = Steps()
+    accelerator = Accelerator(log_with=tracker)
+    accelerator.log({"note": "text"})
+    accelerator.init_trackers("run")
+    accelerator.log({"note": "text"}, step=3)
+    with pytest.raises(MisuseError, match="'pictures'"):
+        accelerator.log({"pictures": [object()]})
+    accelerator.end_training()
+    assert tracker.steps == [3]
+
+
 def test_a_plugin_of_fsdp_is_read_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 

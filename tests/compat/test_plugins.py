@@ -14,8 +14,11 @@ from torch.distributed.fsdp import (
     CPUOffload,
     CPUOffloadPolicy,
     FullStateDictConfig,
+    MixedPrecision,
+    MixedPrecisionPolicy,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
+    ShardingStrategy,
     StateDictType,
 )
 
@@ -23,7 +26,7 @@ from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.option_records import FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState
-from accel_nb.errors import MisuseError
+from accel_nb.errors import ConfigError, MisuseError
 
 
 class Block(nn.Linear):
@@ -104,6 +107,44 @@ def test_records_of_state_dicts_are_those_of_their_kind() -> None:
     assert plugin.optim_state_dict_config == ShardedOptimStateDictConfig(offload_to_cpu=True)
     own = FullStateDictConfig(offload_to_cpu=False)
     assert FullyShardedDataParallelPlugin(state_dict_config=own).state_dict_config is own
+
+
+@pytest.mark.parametrize(("version", "last"), [(1, "buffer_dtype"), (2, "output_dtype")])
+def test_a_policy_is_read_by_its_name_or_its_dtypes(version: int, last: str) -> None:
+    kind: Any = MixedPrecision if version == 1 else MixedPrecisionPolicy
+    dtypes: Any = dict.fromkeys(("param_dtype", "reduce_dtype", last), torch.bfloat16)
+    for given in ("bf16", dtypes):
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=version, mixed_precision_policy=given)
+        assert plugin.mixed_precision_policy == kind(**dtypes)
+        plugin.validate_mixed_precision_policy()
+        assert plugin.as_options() == {"strategy": "fsdp", "precision": "bf16", "fsdp.reduce_dtype": "compute"}
+    with pytest.raises(ValueError, match="param_dtype, reduce_dtype"):
+        FullyShardedDataParallelPlugin(mixed_precision_policy={"param_dtype": torch.bfloat16})
+    with pytest.raises(ValueError, match="Invalid mixed precision: int8"):
+        FullyShardedDataParallelPlugin(mixed_precision_policy="int8")
+
+
+@pytest.mark.filterwarnings("ignore:.*there is only one")
+def test_the_policy_of_an_accelerator_is_that_of_its_precision_and_no_option_of_the_next() -> None:
+    plugin = FullyShardedDataParallelPlugin()
+    assert Accelerator(cpu=True, fsdp_plugin=plugin).state.fsdp_plugin.mixed_precision_policy is None
+    Accelerator(cpu=True, mixed_precision="bf16", fsdp_plugin=plugin)
+    assert plugin.mixed_precision_policy == MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, torch.bfloat16)
+    assert plugin.as_options() == {"strategy": "fsdp"}
+    AcceleratorState._reset_state(True)
+    own = FullyShardedDataParallelPlugin(mixed_precision_policy="bf16")
+    assert Accelerator(cpu=True, fsdp_plugin=own).mixed_precision == "bf16"
+    AcceleratorState._reset_state(True)
+    with pytest.raises(ConfigError, match="precision: 'no' from Accelerator"):
+        Accelerator(cpu=True, mixed_precision="no", fsdp_plugin=own)
+
+
+def test_the_second_version_has_no_local_state_dict() -> None:
+    assert FullyShardedDataParallelPlugin(state_dict_type="LOCAL_STATE_DICT").state_dict_config is None
+    with pytest.raises(ValueError, match="LOCAL_STATE_DICT"):
+        FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="LOCAL_STATE_DICT")
+    plugin = FullyShardedDataParallelPlugin(sharding_strategy="HYBRID_SHARD_ZERO2")
+    assert plugin.sharding_strategy is ShardingStrategy._HYBRID_SHARD_ZERO2
 
 
 def test_a_precision_that_is_not_the_accelerators_is_an_error() -> None:

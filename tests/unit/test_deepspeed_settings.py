@@ -78,7 +78,9 @@ def test_every_value_of_a_file_is_accounted_for() -> None:
     }
     assert set(found.left) == {"optimizer.type", "optimizer.params.lr"}
     table = found.table()
-    assert all(name in table for name in ("train_batch_size", "not set", "speed only", "LEFT", "in the script"))
+    assert all(
+        name in table for name in ("train_batch_size", "not set", "speed and memory only", "LEFT", "in the script")
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,28 @@ def test_what_cannot_be_is_left_with_its_reason(document: dict[str, Any], name: 
     assert [key for key in left if key.endswith(name)]
     with pytest.raises(ConfigError, match=name):
         DeepSpeedPlugin(document).as_options()
+
+
+@pytest.mark.parametrize("enabled", [True, False, "auto"])
+def test_details_of_loss_scaling_need_no_option(enabled: bool | str) -> None:
+    details = {"hysteresis": 2, "consecutive_hysteresis": True, "min_loss_scale": 1, "auto_cast": False}
+    document = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": enabled, "loss_scale": 0, **details}}
+    found = import_deepspeed(document, "ds.json")
+    assert found.left == {}
+    assert {f"fp16.{name}" for name in details} <= found.needless.keys()
+    assert found.options.get("precision") == ("fp16" if enabled is True else None)
+
+
+def test_what_a_section_has_while_it_is_off_needs_no_option() -> None:
+    off = {"enabled": False, "profile_step": 1}
+    document = {"fp16": {"enabled": False, "loss_scale": 128}, "flops_profiler": off, "bf16": {"enabled": True}}
+    found = import_deepspeed(document, "ds.json")
+    assert found.left == {}
+    assert found.options == {"precision": "bf16"}
+    assert found.needless["flops_profiler.profile_step"] == "flops_profiler is off"
+    assert import_deepspeed({**document, "flops_profiler": {"enabled": True}}, "ds.json").left.keys() == {
+        "flops_profiler.enabled"
+    }
 
 
 def test_a_plugin_is_a_view_of_the_options(tmp_path: Path) -> None:

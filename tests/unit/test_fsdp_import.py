@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.distributed.fsdp import (
     BackwardPrefetch,
@@ -14,6 +15,8 @@ from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FullOptimStateDictConfig,
     FullStateDictConfig,
+    MixedPrecision,
+    MixedPrecisionPolicy,
     ShardingStrategy,
 )
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
@@ -86,6 +89,17 @@ def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
         ({"cpu_offload": CPUOffload(offload_params=False)}, {"fsdp.cpu_offload": False}),
         ({"cpu_offload": CPUOffloadPolicy()}, {"fsdp.cpu_offload": True}),
         ({"backward_prefetch": BackwardPrefetch.BACKWARD_POST, "use_orig_params": False, "fsdp_version": 2}, {}),
+        ({"ignored_modules": "head", "mixed_precision_policy": "fp32"}, {"precision": "no"}),
+        ({"mixed_precision_policy": "bf16"}, {"precision": "bf16", "fsdp.reduce_dtype": "compute"}),
+        (
+            {"mixed_precision_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)},
+            {"precision": "bf16", "fsdp.reduce_dtype": "fp32"},
+        ),
+        (
+            {"mixed_precision_policy": MixedPrecision(torch.float16)},
+            {"precision": "fp16", "fsdp.reduce_dtype": "compute"},
+        ),
+        ({"mixed_precision_policy": {"reduce_dtype": torch.float32}}, {}),
         ({"state_dict_config": FullStateDictConfig(), "optim_state_dict_config": FullOptimStateDictConfig()}, {}),
     ],
 )
@@ -100,7 +114,9 @@ def test_the_plugin_chooses_the_strategy_and_sets_its_options(values: dict[str, 
         ({"sharding_strategy": "HYBRID_SHARD"}, "set fsdp.hybrid_shard_size"),
         ({"sharding_strategy": "MOST"}, "not one of FULL_SHARD"),
         ({"auto_wrap_policy": lambda module: True}, "the function <lambda>.* not a known wrap policy"),
-        ({"mixed_precision_policy": "bf16", "ignored_modules": []}, "give mixed_precision.*ignored_modules"),
+        ({"mixed_precision_policy": "fp8", "param_init_fn": print}, "give mixed_precision.*param_init_fn"),
+        ({"mixed_precision_policy": {"reduce_dtype": torch.float16}}, "averaged in the precision"),
+        ({"sharding_strategy": "_HYBRID_SHARD_ZERO2"}, "set fsdp.hybrid_shard_size"),
         ({"fsdp_version": 3}, "there is no version"),
     ],
 )

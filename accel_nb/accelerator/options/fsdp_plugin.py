@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from accel_nb.accelerator.options.records import KwargsHandler
 from accel_nb.config.fsdp_import import fsdp_outcome
 from accel_nb.config.import_report import NotImported
+from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 
@@ -34,8 +37,9 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
         cpu_offload: Keep parameters, gradients and optimizer state in host memory; an offload policy of torch means
             True.
         activation_checkpointing: Recompute activations in the backward pass instead of storing them.
-        mixed_precision_policy: Not supported: use ``mixed_precision`` and ``fsdp.reduce_dtype``.
-        ignored_modules: Not supported.
+        mixed_precision_policy: The precision of the run, and that in which gradients are averaged: ``fp16``, ``bf16``
+            or ``fp32``, a dictionary with ``param_dtype`` and ``reduce_dtype``, or a policy of torch. Its other values
+            have no effect.
         param_init_fn: Not supported: use ``fsdp.weights``.
         state_dict_config: Ignored.
         optim_state_dict_config: Ignored.
@@ -46,6 +50,7 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
         use_orig_params: Ignored.
         sync_module_states: Ignored.
         cpu_ram_efficient_loading: Ignored.
+        ignored_modules: Ignored: these modules are divided too, with the same result.
     """
 
     fsdp_version: int | None = None
@@ -79,13 +84,16 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
             for item in fields(self)
             if (value := getattr(self, item.name)) is not None
         }
-        given |= _policy_fields(given.get("auto_wrap_policy"))
+        given |= _wrap_fields(given.get("auto_wrap_policy"))
         if "cpu_offload" in given:
             given["cpu_offload"] = _is_offloading(given["cpu_offload"])
         options: dict[str, Any] = {"strategy": "fsdp"}
         problems: list[str] = []
         for name, value in given.items():
-            outcome = NotImported(_REFUSED[name]) if name in _REFUSED else fsdp_outcome(name, value, given)
+            if name == "mixed_precision_policy":
+                outcome = _precision_options(value)
+            else:
+                outcome = NotImported(_REFUSED[name]) if name in _REFUSED else fsdp_outcome(name, value, given)
             if isinstance(outcome, NotImported):
                 problems.append(f"{name} from FullyShardedDataParallelPlugin(...): {outcome.reason}")
             elif not isinstance(outcome, str):
@@ -95,10 +103,15 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
         return options
 
 
-_NOTHING = "there is no option for it; leave it out"
+PRECISIONS: Mapping[Any, str] = MappingProxyType(
+    {
+        torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "no",
+        "fp16": "fp16", "bf16": "bf16", "fp32": "no",
+    }
+)  # fmt: skip
+"""Precisions by the dtypes of a policy, and by their names."""
+
 _REFUSED = {
-    "mixed_precision_policy": "give mixed_precision, and fsdp.reduce_dtype, in which gradients are averaged",
-    "ignored_modules": _NOTHING,
     "param_init_fn": "build the model on the meta device, and give fsdp.weights",
 }
 
@@ -107,7 +120,25 @@ def _plain(value: Any) -> Any:
     return value.name if isinstance(value, Enum) else value
 
 
-def _policy_fields(policy: Any) -> dict[str, Any]:
+def _precision_options(policy: Any) -> dict[str, Any] | NotImported:
+    """Return the options of a precision policy."""
+    value: Any = dict.fromkeys(("param_dtype", "reduce_dtype"), policy) if isinstance(policy, str) else policy
+    get: Any = value.get if isinstance(value, Mapping) else functools.partial(_attribute, value)
+    compute, reduce = (PRECISIONS.get(get(name), get(name)) for name in ("param_dtype", "reduce_dtype"))
+    if compute not in (None, *PRECISIONS.values()):
+        return NotImported(f"{quoted(str(compute))} is not one of fp16, bf16 and fp32; give mixed_precision")
+    if reduce not in (None, "no", compute):
+        return NotImported("gradients are averaged in the precision of the computation, or in float32")
+    options = {} if compute is None else {"precision": compute}
+    is_half = compute not in (None, "no")
+    return {**options, "fsdp.reduce_dtype": "fp32" if reduce == "no" else "compute"} if is_half else options
+
+
+def _attribute(value: Any, name: str) -> Any:
+    return getattr(value, name, None)
+
+
+def _wrap_fields(policy: Any) -> dict[str, Any]:
     """Return the fields that correspond to a wrap policy given as a function; none for other values."""
     if not callable(policy):
         return {}

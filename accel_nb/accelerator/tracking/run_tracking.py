@@ -188,11 +188,19 @@ class TrackingMixin(ProcessView):
             thread.close(timeout_s)
 
 
-def _number(name: str, value: Any) -> float:
+def number_of(value: Any) -> float | None:
+    """Return a number, or the value of a tensor of one; None for anything else."""
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _number(name: str, value: Any) -> float:
+    found = number_of(value)
+    if found is None:
         raise MisuseError(
             f"log({name!r}) got a {type(value).__name__}; it takes numbers and tensors of one value, and strings and "
             "dictionaries of numbers where trackers run"
-        ) from None
+        )
+    return found

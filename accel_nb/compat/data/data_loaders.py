@@ -19,6 +19,7 @@ from accel_nb.accelerator.process.operations import send_to_device
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.compat.data.batch_shards import BatchSamplerShard, IterableDatasetShard, set_epoch_of
 from accel_nb.compat.data.dispatched_loaders import dispatch_loader
+from accel_nb.compat.data.epochs import LoaderWithoutFirstBatches
 from accel_nb.compat.states import GradientState
 from accel_nb.data.loader import is_sharded
 from accel_nb.data.loader import skip_first_batches as skip_of_prepared
@@ -330,7 +331,8 @@ def get_sampler(dataloader: Any) -> Any:
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     """Return a loader without its first batches, which are not read; see `accel_nb.skip_first_batches`."""
     if is_sharded(dataloader):
-        return skip_of_prepared(dataloader, num_batches)
+        skip_of_prepared(dataloader, num_batches)  # checks the number
+        return LoaderWithoutFirstBatches(dataloader, num_batches)
     options = _copy_options(dataloader)
     if isinstance(dataloader.dataset, IterableDataset) or dataloader.batch_sampler is None:
         made = SkipDataLoader(dataloader.dataset, skip_batches=num_batches, **options)

@@ -169,7 +169,7 @@ class DeepSpeedPlugin:
         if section.get(name) == AUTO:
             if ds_key_long not in kwargs:
                 raise ValueError(
-                    f"`{ds_key_long}` not found in kwargs: it is auto in the DeepSpeed config, so give it, or set it "
+                    f"`{ds_key_long}` not found in kwargs. It is auto in the DeepSpeed config, so give it, or set it "
                     "there"
                 )
             section[name] = kwargs[ds_key_long]

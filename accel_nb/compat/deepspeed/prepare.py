@@ -34,8 +34,8 @@ _SIZE_VALUES: Mapping[str, Callable[[int], int]] = MappingProxyType(
 """Values ``auto`` that accelerate computes from the width of a model."""
 
 
-def choose_plugin(plugin: Any, plugins: Any) -> tuple[Any, dict[str, DeepSpeedPlugin]]:
-    """Return the plugin of a new accelerator, and all plugins by name.
+def choose_plugin(plugin: Any, plugins: Any, precision: str) -> tuple[Any, dict[str, DeepSpeedPlugin]]:
+    """Return the plugin of a new accelerator, which is selected, and all plugins by name, with the precision set.
 
     Without arguments they are those of the accelerator before, or the one that the launcher's variables describe.
     """
@@ -52,6 +52,8 @@ def choose_plugin(plugin: Any, plugins: Any) -> tuple[Any, dict[str, DeepSpeedPl
     if not all(isinstance(item, DeepSpeedPlugin) for item in named.values()):
         raise TypeError("`deepspeed_plugin` must be a DeepSpeedPlugin object.")
     chosen = next((item for item in named.values() if item.selected), next(iter(named.values())))
+    for item in named.values():
+        item.set_mixed_precision(precision)
     chosen.select(_from_accelerator_state=True)
     return chosen, named
 

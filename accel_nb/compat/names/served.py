@@ -281,7 +281,7 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.big_modeling": _BIG,
         f"{PACKAGE}.commands": {},
         f"{PACKAGE}.commands.launch": places_in(
-            "accel_nb.launch.accelerate_command", "launch_command launch_command_parser"
+            "accel_nb.launch.accelerate_command", "launch_command launch_command_parser main"
         ),
         f"{PACKAGE}.commands.merge": places_in("accel_nb.cli.merge_weights", "merge_command merge_command_parser"),
         f"{PACKAGE}.data_loader": _LOADERS,
