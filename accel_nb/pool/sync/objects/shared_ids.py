@@ -235,7 +235,7 @@ _COMMON = frozenset({int, float, str, bool, type(None), bytes})
 
 
 def has_identity(value: Any) -> bool:
-    """Return whether the identity of a value matters: it does not for numbers, texts, tuples, paths or dates.
+    """Return whether the identity of a value matters: it does not for numbers, strings, tuples, paths or dates.
 
     Nothing changes these in place. Importable functions, classes and modules are the same on both sides anyway.
     """
