@@ -369,7 +369,7 @@ def test_activations_are_computed_again_where_asked(strategy: str) -> None:
     for (_, expected, _), (calls, losses, notes) in on_smallest_world(strategy, recomputes_or_not):
         assert calls == [6, 6]
         assert losses == pytest.approx(expected, abs=1e-6)
-        assert any("2 blocks of Sequential compute" in note for note in notes)
+        assert any("2 blocks of Sequential recompute" in note for note in notes)
 
 
 class Overlapping(nn.Module):
