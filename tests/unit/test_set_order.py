@@ -12,7 +12,7 @@ from accel_nb.notebook.session.set_order import SetOrder
 
 
 def _describe(source: str, **names: object) -> list[str]:
-    order = SetOrder()
+    order = SetOrder(has_same_hashes=False)
     order.record_sent(names, names)
     return order.describe(ast.parse(source), list(names))
 
@@ -84,7 +84,7 @@ def test_only_sets_of_several_texts_are_meant() -> None:
 
 
 def test_a_set_that_came_from_the_workers_has_the_order_that_cells_on_them_saw() -> None:
-    order = SetOrder()
+    order = SetOrder(has_same_hashes=False)
     order.record_sent(["vocabulary"], {"vocabulary": {"a", "b"}})
     order.record_returned(["vocabulary"])
     assert not order.describe(ast.parse("words = list(vocabulary)"), ["vocabulary"])
@@ -128,7 +128,31 @@ def test_other_values_are_not_said(value: object) -> None:
 
 
 def test_a_set_of_numbers_that_came_from_the_workers_is_not_said() -> None:
-    order = SetOrder()
+    order = SetOrder(has_same_hashes=False)
     order.record_sent(["clients"], {"clients": _reordered()})
     order.record_returned(["clients"])
     assert not order.describe(ast.parse("train(clients)"), ["clients"])
+
+
+def test_with_one_seed_of_hashes_only_sets_that_a_copy_reorders_are_meant() -> None:
+    order = SetOrder(has_same_hashes=True)
+    texts = [str(number) for number in range(1000)]
+    filled = next(found for found in map(_filled_otherwise, texts) if _is_reordered(found))
+    kept = next(found for found in ({text, "a"} for text in texts) if not _is_reordered(found))
+    values = {"vocabulary": kept, "filled": filled, "text": texts}
+    order.record_sent(values, values)
+    lines = order.describe(ast.parse("list(vocabulary), list(filled), list(set(text))"), list(values))
+    assert [line.partition(" have")[0] for line in lines] == ["sets in filled"]
+
+
+def _filled_otherwise(text: str) -> set[str]:
+    """Return a set whose order is that of more items than it has."""
+    found = {text, *map(str, range(200))}
+    for number in range(190):
+        found.discard(str(number))
+    return found
+
+
+def _is_reordered(found: set[str]) -> bool:
+    order = list(found)
+    return list(set(order)) != order

@@ -41,6 +41,7 @@ from accel_nb.pool.sync.reductions.open_files import is_open_for_writing
 from accel_nb.pool.sync.references import referred_names
 from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
 from accel_nb.pool.sync.shared_object_registry import SharedObjectRegistry
+from accel_nb.runtime.process.environment import has_fixed_hashes
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class NamespaceSession:
     _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
     _own_modules: OwnModules = field(default_factory=OwnModules)
     _imported: ImportedChanges = field(default_factory=ImportedChanges)
-    _set_order: SetOrder = field(default_factory=SetOrder)
+    _set_order: SetOrder = field(default_factory=lambda: SetOrder(has_same_hashes=has_fixed_hashes()))
     _pool: Pool | None = None
     _has_lost_ranks: bool = False
     _has_equal_ranks: bool = True
@@ -145,7 +146,7 @@ class NamespaceSession:
         lines += _describe_caches(prepared.sent_paths, self.namespace)
         lines += [] if resolved.config.bring_back else _describe_files(needed, self.namespace)
         codes = list(notebook_code_objects(self.namespace[name] for name in needed))
-        if "hash" not in self.namespace:
+        if "hash" not in self.namespace and not has_fixed_hashes():
             lines += describe_hashes(cell.tree, codes)
         modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
         modules += self._own_modules.collect_loaded_by_hand()

@@ -154,6 +154,8 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
             found["torch_device"] = kind
         found["torch_hub"] = torch.hub.get_dir()
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
+        if (colormap := _read_colormap(matplotlib)) is not None:
+            found["plot_colormap"] = colormap
         found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
         found["plot_backend"] = _read_plot_backend(matplotlib)
         found["plots_at_once"] = matplotlib.is_interactive()
@@ -193,8 +195,34 @@ def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
     for name, value in dict.items(matplotlib.rcParams):
         if name.partition(".")[0] in _OWN_PLOT_PARAMETERS or (name not in before and value == defaults.get(name)):
             continue
+        if name == "image.cmap":
+            value = getattr(value, "name", value)
         found[name] = value if isinstance(value, bool | int | float | str | list | None) else str(value)
     return found
+
+
+def _read_colormap(matplotlib: Any) -> list[Any] | None:
+    """Return name and colours of the usual colormap, unless it is matplotlib's default.
+
+    Imports register it, as that of seaborn does, or the notebook: the other process may lack it.
+    """
+    chosen: Any = dict.get(matplotlib.rcParams, "image.cmap")
+    if chosen == dict.get(matplotlib.rcParamsDefault, "image.cmap"):
+        return None
+    colormap = matplotlib.colormaps.get(chosen) if isinstance(chosen, str) else chosen
+    if colormap is None:
+        return None
+    extremes = [colormap.get_bad(), colormap.get_under(), colormap.get_over()]
+    return [colormap.name, colormap(range(colormap.N)).tolist(), *(color.tolist() for color in extremes)]
+
+
+def _set_colormap(value: list[Any]) -> None:
+    matplotlib, colors = importlib.import_module("matplotlib"), importlib.import_module("matplotlib.colors")
+    name, listed, bad, under, over = value
+    if name not in matplotlib.colormaps:
+        colormap = colors.ListedColormap(listed, name=name)
+        colormap.set_extremes(bad=bad, under=under, over=over)
+        matplotlib.colormaps.register(colormap, name=name)
 
 
 def _read_plot_backend(matplotlib: Any) -> str:
@@ -495,6 +523,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch_matmul": lambda value: _torch().set_float32_matmul_precision(value),
     "accelerate_alias": _set_alias,
     "torch_anomaly": lambda value: _torch().autograd.set_detect_anomaly(value[0], check_nan=value[1]),
+    "plot_colormap": _set_colormap,
     "plot_style": _set_plot_style,
     "torch_deterministic": lambda value: _torch().use_deterministic_algorithms(value[0], warn_only=value[1]),
 }

@@ -25,29 +25,32 @@ _NUM_FIRST = 100
 class SetOrder:
     """The sets of the notebook that the workers have copies of, whose order is another one there."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_same_hashes: bool) -> None:
+        """``has_same_hashes``: the workers hash text to the same numbers, as if the kernel has a PYTHONHASHSEED."""
+        self._has_same_hashes = has_same_hashes
         # The names of sets of text that the notebook made and the workers have copies of.
         self._of_text: set[str] = set()
         # The names of other values of text, of which a cell may make sets.
         self._text: set[str] = set()
-        # The names of values that are or hold such sets of numbers, whose copies have another order.
-        self._of_numbers: set[str] = set()
+        # The names of values that are or hold sets of what is hashed alike there, whose copies have another order.
+        self._refilled: set[str] = set()
 
     def record_sent(self, names: Iterable[str], namespace: Mapping[str, Any]) -> None:
         """Record names whose values are sent to the workers."""
         for name in names:
             value = namespace.get(name)
-            (self._of_text.add if _is_set_of_text(value) else self._of_text.discard)(name)
-            (self._text.add if _is_text(value) else self._text.discard)(name)
-            is_reordered = any(map(_is_reordered_by_a_copy, _held_sets(value)))
-            (self._of_numbers.add if is_reordered else self._of_numbers.discard)(name)
+            differs = not self._has_same_hashes
+            (self._of_text.add if differs and _is_set_of_text(value) else self._of_text.discard)(name)
+            (self._text.add if differs and _is_text(value) else self._text.discard)(name)
+            is_reordered = any(map(self._is_reordered_by_a_copy, _held_sets(value)))
+            (self._refilled.add if is_reordered else self._refilled.discard)(name)
 
     def record_returned(self, names: Iterable[str]) -> None:
         """Record names whose values have come from the workers, whose order is the one that cells on them see."""
         returned = set(names)
         self._of_text -= returned
         self._text -= returned
-        self._of_numbers -= returned
+        self._refilled -= returned
 
     def describe(self, tree: ast.AST, names: Collection[str]) -> list[str]:
         """Return lines about the sets of a cell's names whose order may have an effect; ``tree`` is the cell's code.
@@ -70,13 +73,24 @@ class SetOrder:
             "Python: what the cell makes in this order differs. Go through sorted(...) of such a set in every cell"
             for name in sorted(made)
         ]
-        if holders := sorted(self._of_numbers.intersection(names)):
+        if holders := sorted(self._refilled.intersection(names)):
+            kind = "sets" if self._has_same_hashes else "sets of numbers"
             lines.append(
-                f"sets of numbers in {', '.join(holders)} have another order on the workers than in the notebook, as "
+                f"{kind} in {', '.join(holders)} have another order on the workers than in the notebook, as "
                 "it depends on how a set was filled: what the cell makes in this order differs. Go through sorted(...) "
                 "of such a set in every cell"
             )
         return lines
+
+    def _is_reordered_by_a_copy(self, found: set[Any] | frozenset[Any]) -> bool:
+        order = list(found)
+        return type(found) in (set, frozenset) and all(map(self._is_hashed_alike, order)) and list(set(order)) != order
+
+    def _is_hashed_alike(self, item: Any) -> bool:
+        """Return whether an item is hashed to the same number on the workers."""
+        if type(item) is tuple:
+            return all(map(self._is_hashed_alike, item))
+        return isinstance(item, numbers.Number) or (self._has_same_hashes and isinstance(item, str | bytes))
 
 
 def _is_set_of_text(value: Any) -> bool:
@@ -103,16 +117,6 @@ def _held_sets(value: Any) -> Iterator[set[Any] | frozenset[Any]]:
             yield held
         elif isinstance(held, dict | list | tuple):
             yield from (item for item in first_items(held, _NUM_FIRST) if isinstance(item, set | frozenset))
-
-
-def _is_reordered_by_a_copy(found: set[Any] | frozenset[Any]) -> bool:
-    order = list(found)
-    return type(found) in (set, frozenset) and all(map(_is_hashed_alike, order)) and list(set(order)) != order
-
-
-def _is_hashed_alike(item: Any) -> bool:
-    """Return whether an item is hashed to the same number in every process."""
-    return all(map(_is_hashed_alike, item)) if type(item) is tuple else isinstance(item, numbers.Number)
 
 
 def _iterated_names(tree: ast.AST) -> Iterator[str]:

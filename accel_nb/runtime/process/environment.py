@@ -48,6 +48,22 @@ def get_variable(name: str, default: _T) -> str | _T:
     return os.environ.get(name, default)
 
 
+def has_fixed_hashes() -> bool:
+    """Return whether this process was started with a seed of hashes, which the processes that it starts have too."""
+    seed = get_variable("PYTHONHASHSEED", "")
+    return seed not in ("", "random") and _variable_at_start("PYTHONHASHSEED") == seed
+
+
+def _variable_at_start(name: str) -> str | None:
+    """Return a variable as the process was started with it: later changes have no effect on the interpreter."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            pairs = (os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0"))
+            return next((value for key, _, value in pairs if key == name), None)
+    except OSError:
+        return None
+
+
 def get_variables(*names: str) -> dict[str, str]:
     """Return the values of those variables among ``names`` that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -18,15 +18,15 @@ for _ in range(2):
     loss.backward()
     opt.step()
 del _
-loss.item()
+round(loss.item(), 9)
 # %%
 loss_before = _
 # %% accelerate
-[loss.item(), 7]
+[round(loss.item(), 9), 7]
 # %% accelerate
 read, third = _[1], __
 numbers = sorted(map(str, [item for item in Out.values() if not isinstance(item, nn.Module)]))
-texts = len(In) > 3 and "[loss.item(), 7]" in _i
+texts = len(In) > 3 and "[round(loss.item(), 9), 7]" in _i
 model
 # %%
 is_model = _ is model
