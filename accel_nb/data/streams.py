@@ -140,21 +140,13 @@ def read_own_shard(source: Iterator[Any], shard: DataShard) -> Iterator[BatchAnd
                 "this rank's shard of the dataset has no sample, while those of other ranks have: each shard of the "
                 "dataset must hold at least one sample, or set dispatch_batches to True"
             )
-        pair = [
-            _make_share(filler if batch is _END else batch, counts[shard.index], counts, not has_more, shard.is_even)
-        ]
+        pair = [_make_share(filler if batch is _END else batch, counts[shard.index], counts, not has_more)]
         batch = ahead
         yield pair.pop()
 
 
-def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> BatchAndShare:
-    longest = max(counts)
-    if is_even and size < longest:
-        missing = longest - size
-        parts = [slice_batch(batch, 0, size)] if size else []
-        parts += [slice_batch(batch, at % max(size, 1), at % max(size, 1) + 1) for at in range(missing)]
-        total = longest * len(counts)
-        return concat_batches(parts), BatchShare(longest, total, is_last, False, missing, total - sum(counts))
+def _make_share(batch: Any, size: int, counts: list[int], is_last: bool) -> BatchAndShare:
+    """Return a batch with its share; as accelerate does, no sample of a rank's own shard is repeated to fill it."""
     if size:
         return batch, BatchShare(size, sum(counts), is_last, False)
     return slice_batch(batch, 0, 1), BatchShare(0, sum(counts), is_last, True)

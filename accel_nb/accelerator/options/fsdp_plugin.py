@@ -122,20 +122,23 @@ def _plain(value: Any) -> Any:
 
 def _precision_options(policy: Any) -> dict[str, Any] | NotImported:
     """Return the options of a precision policy."""
-    value: Any = dict.fromkeys(("param_dtype", "reduce_dtype"), policy) if isinstance(policy, str) else policy
-    get: Any = value.get if isinstance(value, Mapping) else functools.partial(_attribute, value)
-    compute, reduce = (PRECISIONS.get(get(name), get(name)) for name in ("param_dtype", "reduce_dtype"))
+    compute, reduce = (_precision_of(policy, name) for name in ("param_dtype", "reduce_dtype"))
     if compute not in (None, *PRECISIONS.values()):
         return NotImported(f"{quoted(str(compute))} is not one of fp16, bf16 and fp32; give mixed_precision")
     if reduce not in (None, "no", compute):
         return NotImported("gradients are averaged in the precision of the computation, or in float32")
-    options = {} if compute is None else {"precision": compute}
-    is_half = compute not in (None, "no")
-    return {**options, "fsdp.reduce_dtype": "fp32" if reduce == "no" else "compute"} if is_half else options
+    if compute in (None, "no"):
+        return {} if compute is None else {"precision": compute}
+    return {"precision": compute, "fsdp.reduce_dtype": "fp32" if reduce == "no" else "compute"}
 
 
-def _attribute(value: Any, name: str) -> Any:
-    return getattr(value, name, None)
+def _precision_of(policy: Any, name: str) -> Any:
+    """Return the precision that a policy has as its value ``name``; a dtype of no precision unchanged."""
+    if isinstance(policy, Mapping):
+        value = cast("Mapping[str, Any]", policy).get(name)
+    else:
+        value = policy if isinstance(policy, str) else getattr(policy, name, None)
+    return PRECISIONS.get(value, value)
 
 
 def _wrap_fields(policy: Any) -> dict[str, Any]:
