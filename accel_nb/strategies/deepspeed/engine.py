@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import LOST_WRITE
 from accel_nb.strategies.deepspeed.flat_parts import find_flats, part_of
@@ -61,6 +62,11 @@ class ZeroModel:
         self.passes = Passes()
         self.states = WholeStates()
         self._is_stepped = False
+        # A step has used up gradients, which code has not dropped since; a pass has added others to them.
+        self._has_used = self._adds_to_used = False
+        # How many gradients the passes since the last step have computed on this rank.
+        self._num_reached = 0
+        self._has_warned = False
         # Bytes of gradients when the last window closed.
         self.gradient_bytes = 0
         self._comm = comm
@@ -175,6 +181,8 @@ class ZeroModel:
             self._zero.exit_backward()
             return
         self.has_gradients = True
+        self._adds_to_used = self._has_used
+        self._num_reached += self._zero._backward_hook_state.hooks_fired_this_backward
         if self._stage < 3:
             self._zero.setup_buckets()  # DeepSpeed does it when it receives a gradient, which not every rank may have
         if self._stage > 1:
@@ -250,6 +258,13 @@ class ZeroModel:
         self._apply_loaded()
         if not self.has_gradients:
             return True
+        if self._adds_to_used and sharded.reads_together():
+            raise MisuseError(_NOT_DROPPED)
+        num_trained = sum(value.requires_grad for value in self._parameters)
+        if self._num_reached < num_trained and not self._has_warned and sharded.reads_together():
+            self._has_warned = True
+            warn_at_user_line(_UNUSED.format(number=num_trained - self._num_reached, all=num_trained))
+        self._num_reached = 0
         self._whole_gradients.refuse_partly_dropped()
         self._whole_gradients.store(self._gradient_parts())
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
@@ -258,14 +273,15 @@ class ZeroModel:
         self._zero.step()
         self.states.warn_of_step()
         self._zero_sums()
-        self._is_stepped = True
+        self._is_stepped = self._has_used = True
         self._state.show_after_step()
         self._versions = self._version()
         return not self._zero.overflow
 
     def drop_gradients(self) -> None:
         """Drop gradients."""
-        self._is_stepped = False
+        self._is_stepped = self._has_used = self._adds_to_used = False
+        self._num_reached = 0
         self._whole_gradients.clear()
         if self.has_gradients:
             self._zero.zero_grad(set_to_none=True)
@@ -401,6 +417,16 @@ class ZeroModel:
 _AFTER_STEP = (
     "parameter.grad is read after the step, for which DeepSpeed uses up the gradients: read it between backward() and "
     "optimizer.step(), or train with --strategy ddp"
+)
+_NOT_DROPPED = (
+    "backward() adds to gradients that a step has used, since optimizer.zero_grad() was not called in between: on one "
+    "device they remain, and DeepSpeed uses them up. Call optimizer.zero_grad() after each step, or train with "
+    "--strategy ddp"
+)
+_UNUSED = (
+    "{number} of {all} parameters have no gradient at this step: on one device the optimizer leaves them out, and "
+    "DeepSpeed steps them with zeros, so their momentum and weight decay continue. If that matters, train with "
+    "--strategy ddp or fsdp"
 )
 _NO_BACKWARD = (
     "parameter.grad is assigned without a backward pass, and DeepSpeed steps only gradients that a backward pass has "

@@ -29,10 +29,12 @@ class FlatState:
         self._optimizer = optimizer
         self._inner = inner
         self._flats = flats
+        # What was set in the user's optimizer, with the version of what a write has no effect on.
+        self._shown: dict[nn.Parameter, dict[str, tuple[Any, int | None]]] = {}
         self._load(optimizer.state)
         # Entries that a flat part has once, such as a step count, are copied whenever the state is read.
         self._on_read = [
-            optimizer.register_state_dict_pre_hook(lambda _: self._show_singles()),
+            optimizer.register_state_dict_pre_hook(lambda _: self._update_shown()),
             optimizer.register_state_dict_post_hook(_gather_state),
         ]
 
@@ -43,11 +45,26 @@ class FlatState:
         self._load(states, whole)
 
     def load_changes(self) -> None:
-        """Load the state that was set in the user's optimizer since the last call, if any was."""
-        if self._optimizer.state is not self._seen and any(self._optimizer.state.values()):
+        """Load the state that code has set or removed in the user's optimizer since it was shown there, if it has."""
+        if self._has_changed():
             states = {value: dict(entries) for value, entries in self._optimizer.state.items()}
             self._inner.state.clear()
             self._load(states)
+
+    def _update_shown(self) -> None:
+        if not self._has_changed():  # else the state is what code has set, until the next step
+            self._show_singles()
+
+    def _has_changed(self) -> bool:
+        for _, places in self._flats:
+            for place in places:
+                entries, shown = self._optimizer.state.get(place.parameter, {}), self._shown.get(place.parameter, {})
+                if entries.keys() != shown.keys():
+                    return True
+                for name, (value, version) in shown.items():
+                    if entries[name] is not value or (version is not None and value._version != version):
+                        return True
+        return False
 
     def show_after_step(self) -> None:
         """Set the parts in the user's optimizer after a step, if it is the first one."""
@@ -56,6 +73,7 @@ class FlatState:
 
     def release(self) -> None:
         """Update the user's optimizer for the last time."""
+        self.load_changes()
         self._show_singles()
         for hook in self._on_read:
             hook.remove()
@@ -102,15 +120,19 @@ class FlatState:
 
     def _show_parts(self) -> None:
         """Set this rank's parts of the state in the user's optimizer."""
-        state = self._seen = self._optimizer.state
         self._is_shown = any(self._inner.state.values())
+        self._shown.clear()
         for flat, places in self._flats:
             for name, value in self._inner.state.get(flat, {}).items():
                 for place in places:
-                    state[place.parameter][name] = (
+                    is_single = _is_single(value, flat)
+                    self._show(
+                        place.parameter,
+                        name,
                         _copy_single(value)
-                        if _is_single(value, flat)
-                        else sharded.register_flat_part(place.narrow(value), place.part)
+                        if is_single
+                        else sharded.register_flat_part(place.narrow(value), place.part),
+                        is_single=is_single,
                     )
 
     def _show_singles(self) -> None:
@@ -118,7 +140,13 @@ class FlatState:
             for name, value in self._inner.state.get(flat, {}).items():
                 if _is_single(value, flat):
                     for place in places:
-                        self._optimizer.state[place.parameter][name] = _copy_single(value)
+                        self._show(place.parameter, name, _copy_single(value), is_single=True)
+
+    def _show(self, parameter: nn.Parameter, name: str, value: Any, *, is_single: bool) -> None:
+        """Set an entry; only of a copy a write has no effect by itself, so its version is recorded."""
+        self._optimizer.state[parameter][name] = value
+        version = value._version if is_single and isinstance(value, Tensor) else None
+        self._shown.setdefault(parameter, {})[name] = value, version
 
 
 def _has_elements(name: str, places: list[FlatSlot], states: Mapping[Any, Mapping[str, Any]]) -> bool:

@@ -87,6 +87,13 @@ def _of_optimizer(
             "anywhere",
             f"use one of {known}, set deepspeed.allow_untested_optimizer if it does, or train by fsdp",
         )
+    held = {id(value) for model in every for value in model.parameters()}
+    if models and (outside := [value for value in stepped_parameters(optimizer) if id(value) not in held]):
+        yield Refusal(
+            f"the {kind} steps a tensor of shape {tuple(outside[0].shape)} that is in none of the prepared models, and "
+            "DeepSpeed steps parameters of models only",
+            "make it an nn.Parameter of the model, give it an optimizer of its own, or train by ddp or fsdp",
+        )
     if options.zero_stage == 3 and len(models) > 1:
         yield Refusal(
             f"one {kind} steps {len(models)} models, which stage 3 does not serve",
