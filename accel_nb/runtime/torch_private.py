@@ -95,6 +95,11 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
+        "fsdp.visible_parts",
+        ("strategies/fsdp/visible_parts.py",),
+        ("FSDPParam._module_info", "FSDPParam._unsharded_param", "Module._parameters"),
+    ),
+    PrivateUse(
         "fsdp.sharded_model",
         ("strategies/fsdp/sharded_model.py", "strategies/fsdp/model_refusal.py"),
         (

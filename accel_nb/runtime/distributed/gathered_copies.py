@@ -15,12 +15,18 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.torch_private import is_checked
 
 _MAX_UNCHECKED = 64
 _UNUSED, _EQUAL, _OUTDATED = range(3)
+_SHARED = (
+    "the weights of one model were assigned to those of another (`value.data = other.data`) and trained: on one device "
+    "both would be the same memory, which divided weights cannot share. Use value.data.copy_(other.data) for a copy, "
+    "or train with --strategy ddp, which leaves weights whole"
+)
 _OWN_REFERENCES = 2
 """The references to the storage of a copy that no view has: those of the copy and of its storage object."""
 
@@ -28,14 +34,14 @@ _OWN_REFERENCES = 2
 class GatheredCopy:
     """A sharded tensor and its full tensor; ``whole`` is None once nothing else is in its memory."""
 
-    def __init__(self, target: Any, whole: Tensor, *, has_arrays: bool) -> None:
+    def __init__(self, target: Any, whole: Tensor, *, by_value: bool) -> None:
         self.target = target
         self.whole: Tensor | None = whole
         # The sharded tensor has received other memory.
         self.is_separate = False
         self._version = whole._version
-        # NumPy's writes do not change the version of a tensor.
-        self._values = sharded.own_part(target, whole).clone() if has_arrays else None
+        # Writes of NumPy, and those by tensors that were assigned to `data`, do not change the version of ``whole``.
+        self._values = sharded.own_part(target, whole).clone() if by_value else None
 
     def write_back(self) -> None:
         """Copy the full tensor into this rank's part if code has written into it."""
@@ -74,15 +80,30 @@ class GatheredCopies:
         self._max_unchecked = _MAX_UNCHECKED
         # By address of a part: sharded tensors in its memory.
         self._aliases: dict[int, list[weakref.ref[Any]]] = {}
+        # The addresses of two parameters' parts of which one was assigned to the other.
+        self._pairs: set[tuple[int, int]] = set()
         self._remove_hook: Callable[[], None] | None = None
+        self.writes = 0
+        """How often code may have written into sharded tensors, the same on all ranks."""
 
-    def add(self, target: Any, whole: Tensor, *, has_arrays: bool) -> None:
-        """Keep a full tensor equal to ``target`` while anything else is in its memory."""
-        self._copies.append(GatheredCopy(target.detach(), whole, has_arrays=has_arrays))
+    def may_be_written(self, writes: int) -> bool:
+        """Return whether code may have written into sharded tensors since ``writes`` was read; as on all ranks."""
+        return self.writes != writes or bool(self._copies)
+
+    def add(self, target: Any, whole: Tensor, *, by_value: bool) -> None:
+        """Keep a full tensor equal to ``target`` while anything else is in its memory; find writes ``by_value`` too."""
+        self._copies.append(GatheredCopy(target.detach(), whole, by_value=by_value))
         self._observe_modules()
         if len(self._copies) > self._max_unchecked:
             self.refresh()
             self._max_unchecked = max(_MAX_UNCHECKED, 2 * len(self._copies))
+
+    def gather(self, target: Any) -> Tensor:
+        """Return the full tensor of ``target`` for assignment to `data`, and keep it equal; every rank must call."""
+        self.write_back()
+        whole = sharded.gather_full(target, self._comm)
+        self.add(target, whole, by_value=True)
+        return whole
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -97,6 +118,7 @@ class GatheredCopies:
         """Gather the copies again whose parts have changed; every rank must call."""
         if not self._copies:
             return
+        self.writes += 1
         self.write_back()
         own = [_UNUSED if copy.whole is None else _OUTDATED if copy.is_outdated() else _EQUAL for copy in self._copies]
         states = [max(found) for found in zip(*self._comm.all_gather_json(own), strict=True)]
@@ -120,6 +142,7 @@ class GatheredCopies:
         """
         self.write_back()
         address = sharded.local_part(tensor).data_ptr()
+        self._pairs = {pair for pair in self._pairs if address not in pair}
         for reference in self._aliases.pop(address, ()):
             alias = reference()
             if alias is not None and alias is not tensor and (part := sharded.local_part(alias)).data_ptr() == address:
@@ -127,6 +150,25 @@ class GatheredCopies:
         for copy in self._copies if address else ():
             if sharded.local_part(copy.target).data_ptr() == address:
                 copy.is_separate = True
+
+    def record_pair(self, one: Any, other: Any) -> None:
+        """Record that one parameter was assigned the memory of another, which `refuse_pairs` refuses."""
+        self._pairs.add((sharded.local_part(one).data_ptr(), sharded.local_part(other).data_ptr()))
+
+    def refuse_pairs(self) -> None:
+        """Raise `MisuseError` if two parameters have shared memory since an assignment, as parts cannot."""
+        if self._pairs:
+            raise MisuseError(_SHARED)
+
+    def join(self, tensor: Any, value: Any, set_data: Callable[[Tensor, Tensor], object]) -> None:
+        """Put a sharded tensor, and what was read from its memory, into the memory of another one, by ``set_data``."""
+        own, address = sharded.local_part(tensor), sharded.local_part(value).data_ptr()
+        if address and address != own.data_ptr():
+            aliases = [reference() for reference in self._aliases.pop(address, ())]
+            for alias in (value, *aliases):
+                if alias is not None and sharded.local_part(alias).data_ptr() == address:
+                    set_data(sharded.local_part(alias), own)
+                    self.record_alias(alias)
 
     def resume(self, earlier: GatheredCopies | None) -> None:
         """Keep the copies of an earlier cell equal again if the ranks have the same ones; every rank must call."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -86,8 +86,8 @@ class ShardedArithmetic:
         if not is_partial:
             self._copies.resume(sharded.copies())
         sharded.record_copies(self._copies if self._problem is None else None)
-        before = register_optimizer_step_pre_hook(lambda *_: self._copies.write_back())
-        after = register_optimizer_step_post_hook(lambda *_: self._copies.refresh())
+        before = register_optimizer_step_pre_hook(lambda *_: self._before_step())
+        after = register_optimizer_step_post_hook(lambda *_: self._after_step())
         try:
             yield self
             self._copies.refresh()
@@ -97,10 +97,19 @@ class ShardedArithmetic:
             after.remove()
             self._copies.close()
 
+    def _before_step(self) -> None:
+        self._copies.refuse_pairs()
+        self._copies.write_back()
+
+    def _after_step(self) -> None:
+        self._copies.writes += 1
+        self._copies.refresh()
+
     def _call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__deepcopy__":
-            return _copy_deeply(func, args[0], args[1])
+            is_layer = isinstance(args[0], nn.Parameter) and self._problem is None
+            return self._copy_layer(*args) if is_layer else _copy_deeply(func, args[0], args[1])
         if name == "detach" and isinstance(args[0], DTensor) and args[0].is_leaf:
             result = func(*args, **kwargs)
             self._copies.record_alias(result)
@@ -110,11 +119,13 @@ class ShardedArithmetic:
         self._copies.write_back()
         if args and isinstance(args[0], list | tuple) and name.startswith("_"):  # of optimizers: `_foreach_mul_`
             result = self._call_lists(func, name, args, kwargs)
+            self._copies.writes += 1
             self._copies.refresh()
             return result
         tensors = list(find_tensors([args, kwargs]))
         if tensors and (name in self._writing or (name.endswith("_") and not name.startswith("__"))):
             result = self._write(func, name, tensors, args, kwargs)
+            self._copies.writes += 1
             self._copies.refresh()
             return result
         is_plain = any(not isinstance(tensor, DTensor) and tensor.dim() for tensor in tensors)
@@ -127,6 +138,15 @@ class ShardedArithmetic:
             if all(_is_by_element(found, tensors[0]) for found in find_tensors(result)):
                 return result
         return self._call_whole(func, args, kwargs)
+
+    def _copy_layer(self, parameter: Any, memo: dict[int, Any]) -> Any:
+        """Copy a parameter, such as that of a layer, as a whole one, as the copy of a model has."""
+        if id(parameter) not in memo:
+            copied = nn.Parameter(sharded.gather_full(parameter, self._comm), parameter.requires_grad)
+            if parameter.grad is not None:
+                copied.grad = memo[id(parameter.grad)] = self._gather(parameter.grad.detach())
+            memo[id(parameter)] = copied
+        return memo[id(parameter)]
 
     def _call_lists(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function of lists of tensors, of which it computes those at one place together, element by element.
@@ -193,7 +213,7 @@ class ShardedArithmetic:
         result = func(*values[0], **values[1])
         for target, whole in gathered:
             if isinstance(result, numpy.ndarray) or any(_is_view(found, whole) for found in find_tensors(result)):
-                self._copies.add(target, whole, has_arrays=isinstance(result, numpy.ndarray))
+                self._copies.add(target, whole, by_value=isinstance(result, numpy.ndarray))
         return result
 
     def _gather(self, tensor: Tensor) -> Tensor:

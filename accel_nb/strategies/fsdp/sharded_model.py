@@ -46,6 +46,7 @@ from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.fsdp.new_parts import gather_new_parts, put_back_renamed
 from accel_nb.strategies.fsdp.parameter_groups import adapt_group
 from accel_nb.strategies.fsdp.sharded_state import divided_state, make_whole
+from accel_nb.strategies.fsdp.visible_parts import VisibleParts
 from accel_nb.strategies.pipeline.pipeline import Pipeline
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, staged_parameters
 from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, divided_parameters, part_of
@@ -149,6 +150,7 @@ class ShardedModel:
         self._layers: LayerDivision | None = None
         self.sequences: SequenceDivision | None = None
         self.experts: ExpertDivision | None = None
+        self.visible: VisibleParts | None = None
         try:
             blocks = BlockCopies.of(model) if divides_sequences else None
             if plan is not None and groups is not None:
@@ -184,6 +186,8 @@ class ShardedModel:
                 filling.fill_parts(self.changed)
             if self.pipeline is None:
                 _state_of(model)._lazy_init()  # else the call of a unit before that of the model would make it a root
+                by_unit = {unit: _groups_of(_state_of(unit)) for unit in self._units}
+                self.visible = VisibleParts(by_unit, lambda: _state_of(model)._state_ctx.iter_forward_root is not None)
         except BaseException:
             self.abandon()
             raise
@@ -679,4 +683,4 @@ def _drop_hooks(module: nn.Module, names: Iterable[str]) -> None:
 def _is_of_wrapper(hook: Any) -> bool:
     """Return whether a hook is of `fully_shard`, a `Pipeline` or this module: no copy of a model has it."""
     module = str(getattr(getattr(hook, "hook", hook), "__module__", ""))
-    return module.startswith((_SOURCE, Pipeline.__module__, __name__))
+    return module.startswith((_SOURCE, Pipeline.__module__, VisibleParts.__module__, __name__))

@@ -25,7 +25,7 @@ def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
         if key not in made:
             made[key] = sharded.full_tensor(value)
             if copies is not None and made[key] is not value:
-                copies.add(value, made[key], has_arrays=False)
+                copies.add(value, made[key], by_value=False)
         state[name] = made[key]
 
 

@@ -317,11 +317,16 @@ class Fsdp(Stepping):
             )
         for pipeline in pipelines:
             pipeline.accepts_backward = True
+        visible = [part.visible for part in self._models.values() if part.visible is not None]
+        for parts in visible:
+            parts.show_gathered()
         try:
             torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
         finally:
             for pipeline in pipelines:
                 pipeline.accepts_backward = False
+            for parts in visible:
+                parts.hide_gathered()
         for part in self._models.values():
             if part.pipeline is not None and part.syncs:
                 part.average_pending()

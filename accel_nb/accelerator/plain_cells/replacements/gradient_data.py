@@ -1,9 +1,10 @@
 """Reading and assigning ``parameter.data`` and ``parameter.grad.data`` in plain cells.
 
 A sharded tensor cannot be given other memory: the values are copied into its part, and what was read from ``data``
-before gets a copy of the old values, as code that swaps weights with their averages expects. What a forward pass writes
-to a parameter that was gathered for it would be lost, and is refused by the strategy, which counts writes; those to
-``data`` do not count in PyTorch.
+before gets a copy of the old values, as code that swaps weights with their averages expects. A whole tensor that was
+assigned is kept equal to the part while code holds it, as is one that has received the ``data`` of a sharded tensor.
+What a forward pass writes to a parameter that was gathered for it would be lost, and is refused by the strategy, which
+counts writes; those to ``data`` do not count in PyTorch.
 
 DDP averages gradients in the memory of its buckets, and a parameter's gradient is the very tensor by which DDP finds
 its part of a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
@@ -44,6 +45,7 @@ class GradientData:
                 return tensor.detach()
             value = original.__get__(tensor)
             if sharded.is_sharded(tensor) and not _is_called_by_strategy() and (copies := sharded.copies()) is not None:
+                copies.record_alias(tensor)
                 copies.record_alias(value)
             return value
 
@@ -54,6 +56,9 @@ class GradientData:
                 else:
                     self._separate(tensor, value, original.__set__)
                     sharded.copy_into(tensor, value)
+                    self._share_memory(tensor, value, original.__set__)
+            elif sharded.is_sharded(value) and (copies := sharded.copies()) is not None:
+                original.__set__(tensor, copies.gather(value))
             elif self._counts_writes(tensor) or (self._is_in_bucket(tensor) and _fits(tensor, value)):
                 with torch.no_grad():
                     tensor.copy_(value)
@@ -68,6 +73,27 @@ class GradientData:
         is_assigned = sharded.is_sharded(value) and sharded.local_part(value).data_ptr() == address
         if not is_assigned and (copies := sharded.copies()) is not None:
             copies.separate(tensor, set_data)
+
+    def _share_memory(self, tensor: Tensor, value: Tensor, set_data: Any) -> None:
+        """Keep what was assigned to a sharded tensor equal to it: on one device both are in the same memory."""
+        copies = sharded.copies()
+        if copies is None:
+            return
+        copies.writes += 1
+        if (value.dtype, value.device, value.shape) != (tensor.dtype, tensor.device, tensor.shape):
+            return
+        if not sharded.is_sharded(value):
+            copies.add(tensor, value.detach(), by_value=True)
+        elif sharded.local_part(value).data_ptr() in self._addresses_of_parts() - {
+            sharded.local_part(tensor).data_ptr()
+        }:
+            copies.record_pair(tensor, value)
+        else:
+            copies.join(tensor, value, set_data)
+
+    def _addresses_of_parts(self) -> set[int]:
+        parts = (sharded.local_part(value) for value in self._parameters() if sharded.is_sharded(value))
+        return {part.data_ptr() for part in parts if part.numel()}
 
     def _counts_writes(self, tensor: Tensor) -> bool:
         return isinstance(tensor, nn.Parameter) and self._is_gathered(tensor)

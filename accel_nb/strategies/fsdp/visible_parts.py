@@ -1,0 +1,83 @@
+"""The tensors that modules have as parameters: the parts, except while a model computes with gathered ones.
+
+PyTorch leaves the parameters of the outermost unit gathered from a forward pass to the next backward pass. Code of a
+plain cell that reads `model.head.weight` there would get a tensor that is not the optimizer's, and that is freed later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from accel_nb.runtime.distributed import sharded
+
+
+class VisibleParts:
+    """Puts the parts into the modules of a sharded model in plain cells, while it does not compute.
+
+    What is gathered stays so, and is gathered again before the next forward pass only if code has written to weights.
+    ``groups`` are those of each unit, which are gathered for it.
+    """
+
+    def __init__(self, groups: Mapping[nn.Module, Sequence[Any]], computes: Callable[[], bool]) -> None:
+        self._groups = groups
+        # Returns whether a unit is in its forward pass.
+        self._computes = computes
+        # By group that is gathered while its modules have parts: the number of writes at that time.
+        self._hidden: dict[Any, int] = {}
+        self._computes_backward = False
+        for unit in groups:
+            unit.register_forward_pre_hook(self._before_forward, prepend=True)
+            unit.register_forward_hook(self._after_forward, always_call=True)
+
+    def show_gathered(self) -> None:
+        """Put gathered parameters into the modules until `hide_gathered`: layers may compute again in the backward."""
+        self._computes_backward = True
+        for group in list(self._hidden):
+            self._show(group)
+
+    def hide_gathered(self) -> None:
+        """Put the parts into the modules again."""
+        self._computes_backward = False
+        self._hide()
+
+    def _before_forward(self, unit: nn.Module, *_: Any) -> None:
+        copies = sharded.copies()
+        for group in self._groups[unit]:
+            is_written = copies is not None and copies.may_be_written(self._hidden.get(group, copies.writes))
+            if group in self._hidden and is_written and not self._computes_backward:
+                self._hidden.pop(group)
+                group.reshard()
+            else:
+                self._show(group)
+
+    def _after_forward(self, unit: nn.Module, *_: Any) -> None:
+        if not (self._computes_backward or self._computes()):
+            self._hide()
+
+    def _show(self, group: Any) -> None:
+        if self._hidden.pop(group, None) is not None and group.is_unsharded:
+            for param in group.fsdp_params:
+                param._unsharded_param.requires_grad_(param.sharded_param.requires_grad)
+                _replace(param, param.sharded_param, param._unsharded_param)
+
+    def _hide(self) -> None:
+        copies = sharded.copies()
+        if copies is None or not sharded.reads_together():
+            return
+        for group in (group for groups in self._groups.values() for group in groups):
+            if group.is_unsharded:
+                self._hidden[group] = copies.writes
+                for param in group.fsdp_params:
+                    _replace(param, param._unsharded_param, param.sharded_param)
+
+
+def _replace(param: Any, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Replace a parameter in the modules that still have it."""
+    info = param._module_info
+    shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+    for module, name in ((info.module, info.param_name), *shared):
+        if module._parameters.get(name) is old:
+            module._parameters[name] = new
