@@ -198,6 +198,7 @@ PRIVATE_USES = (
         "deepspeed.engine",
         (
             "strategies/deepspeed/engine.py",
+            "strategies/deepspeed/flat_state.py",
             "strategies/deepspeed/whole_states.py",
             "strategies/deepspeed/plain_modules.py",
         ),
