@@ -320,6 +320,9 @@ class Fsdp(Stepping):
         visible = [part.visible for part in self._models.values() if part.visible is not None]
         for parts in visible:
             parts.show_gathered()
+        if inputs is not None:
+            gathered = {key: value for parts in visible for key, value in parts.gathered().items()}
+            inputs = [gathered.get(id(value), value) for value in inputs]
         try:
             torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
         finally:

@@ -43,6 +43,11 @@ class VisibleParts:
         self._computes_backward = False
         self._hide()
 
+    def gathered(self) -> dict[int, nn.Parameter]:
+        """Return, by the id of a part, the gathered parameter that the graph of the last forward pass has."""
+        groups = [group for groups in self._groups.values() for group in groups if group.is_unsharded]
+        return {id(param.sharded_param): param._unsharded_param for group in groups for param in group.fsdp_params}
+
     def _before_forward(self, unit: nn.Module, *_: Any) -> None:
         copies = sharded.copies()
         for group in self._groups[unit]:
@@ -60,7 +65,8 @@ class VisibleParts:
     def _show(self, group: Any) -> None:
         if self._hidden.pop(group, None) is not None and group.is_unsharded:
             for param in group.fsdp_params:
-                param._unsharded_param.requires_grad_(param.sharded_param.requires_grad)
+                if param._unsharded_param.requires_grad != param.sharded_param.requires_grad:
+                    param._unsharded_param.requires_grad_(param.sharded_param.requires_grad)
                 _replace(param, param.sharded_param, param._unsharded_param)
 
     def _hide(self) -> None:
