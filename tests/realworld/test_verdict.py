@@ -57,6 +57,12 @@ def test_what_the_plain_run_says_too_is_not_said_by_us() -> None:
     assert judge(CASE, run(1.0, stderr=WARNING), run(1.1, stderr=WARNING)).kind == "silent"
 
 
+def test_the_value_of_a_last_expression_is_not_said_by_us() -> None:
+    other = run(1.1)
+    other.outputs.append(Output(displays=[{"text/plain": "tensor(0.1234)"}], result="tensor(0.1234)"))
+    assert judge(CASE, run(1.0), other).kind == "silent"
+
+
 def test_a_value_that_did_not_come_back_differs() -> None:
     assert judge(CASE, run(1.0), Run({}, {}, [])).kind == "silent"
 

@@ -25,6 +25,8 @@ class Output:
     stdout: str = ""
     stderr: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
+    result: str = ""
+    """The text of the value of the cell's last expression, which is one of the displays too."""
     updates: list[str] = field(default_factory=list)
     error: tuple[str, str] | None = None
     traceback: str = ""
@@ -84,6 +86,8 @@ class Kernel:
                 if display_id := content.get("transient", {}).get("display_id"):
                     places[display_id] = len(output.displays)
                 output.displays.append(content["data"])
+                if kind == "execute_result":
+                    output.result = content["data"].get("text/plain", "")
             elif kind == "update_display_data":
                 output.updates.append(content["data"].get("text/plain", ""))
                 place = places.get(content["transient"]["display_id"])
