@@ -92,12 +92,16 @@ PRIVATE_USES = (
         (
             "FSDPParamGroup._module_to_pre_load_state_dict_hook_handle",
             "FSDPParamGroup._module_to_pre_save_state_dict_hook_handle",
+            "FSDPParamGroup._to_sharded",
+            "FSDPParam._module_info",
+            "FSDPParam._unsharded_param",
+            "Module._parameters",
         ),
     ),
     PrivateUse(
         "fsdp.visible_parts",
         ("strategies/fsdp/visible_parts.py",),
-        ("FSDPParam._module_info", "FSDPParam._unsharded_param", "Module._parameters"),
+        ("FSDPParam._unsharded_param", "Module._parameters"),
     ),
     PrivateUse(
         "fsdp.sharded_model",

@@ -84,8 +84,10 @@ def complaint(case: Case, verdict: Verdict, is_declared: bool = True) -> str | N
 
 def lines_of_ours(plain: Run, other: Run) -> Sequence[str]:
     """Return the lines that accel_nb put out: those of the receipt and below the cells, and its warnings."""
-    known = {line for output in plain.outputs for line in _lines(output)}
-    found = dict.fromkeys(line for output in other.outputs for line in _lines(output))
+    known = {line for output in plain.outputs for line in _lines(output, output.texts)}
+    # The value of a last expression is the user's own, and may differ in its last digit.
+    texts = [(output, [text for text in output.texts if text != output.result]) for output in other.outputs]
+    found = dict.fromkeys(line for output, own in texts for line in _lines(output, own))
     return [line for line in found if line not in known]
 
 
@@ -105,10 +107,8 @@ def is_refusal(output: Output) -> bool:
     return is_ours or _OF_DIVISION.search(output.traceback) is not None
 
 
-def _lines(output: Output) -> Iterator[str]:
-    for text in output.texts:
-        if text == output.result:  # the user's own value, which may differ in its last digit
-            continue
+def _lines(output: Output, texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
         yield from (part.strip() for part in _ADDRESS.sub("0x", text).split(" · "))
     for match in _WARNING.finditer(output.stderr):
         if _OURS.search(match["words"]):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+
+_REMOVED = object()
 
 
 def adapt_group(group: Any, unit: nn.Module) -> None:
@@ -17,7 +19,36 @@ def adapt_group(group: Any, unit: nn.Module) -> None:
     """
     group._module_to_pre_save_state_dict_hook_handle = {unit: None}
     group._module_to_pre_load_state_dict_hook_handle = {unit: None}
+    group._to_sharded = _keep_replaced(group, group._to_sharded)
     group.wait_for_unshard = _outside_inference_mode(group.wait_for_unshard)
+
+
+def places_of(param: Any) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the modules that have a parameter of a group, each with its name there."""
+    info = param._module_info
+    yield info.module, info.param_name
+    yield from zip(info.shared_modules, info.shared_param_names, strict=True)
+
+
+def _keep_replaced(group: Any, to_sharded: Callable[[], None]) -> Callable[[], None]:
+    """Make the end of a gather leave what code has put in the place of a parameter, or removed, as it is."""
+
+    def keep_and_shard() -> None:
+        if group.is_sharded:
+            return
+        found: list[tuple[nn.Module, str, Any]] = []
+        for param in group.fsdp_params:
+            own = param.sharded_param, getattr(param, "_unsharded_param", None)
+            places = ((module, name, module._parameters.get(name, _REMOVED)) for module, name in places_of(param))
+            found += [place for place in places if not any(place[2] is value for value in own)]
+        to_sharded()
+        for module, name, value in found:
+            if value is _REMOVED:
+                del module._parameters[name]
+            else:
+                module._parameters[name] = value
+
+    return keep_and_shard
 
 
 def _outside_inference_mode(wait: Callable[[], None]) -> Callable[[], None]:

@@ -11,7 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
+from accel_nb.strategies.fsdp.parameter_groups import places_of
 
 
 class VisibleParts:
@@ -51,6 +53,8 @@ class VisibleParts:
     def _before_forward(self, unit: nn.Module, *_: Any) -> None:
         copies = sharded.copies()
         for group in self._groups[unit]:
+            for param in group.fsdp_params:
+                _refuse_replaced(param)
             is_written = copies is not None and copies.may_be_written(self._hidden.get(group, copies.writes))
             if group in self._hidden and is_written and not self._computes_backward:
                 self._hidden.pop(group)
@@ -80,10 +84,20 @@ class VisibleParts:
                     _replace(param, param._unsharded_param, param.sharded_param)
 
 
+def _refuse_replaced(param: Any) -> None:
+    """Raise `MisuseError` if code has replaced a parameter, in whose place the gathered one would be put."""
+    for module, name in places_of(param):
+        now = module._parameters.get(name)
+        if now is not None and now is not param.sharded_param and now is not getattr(param, "_unsharded_param", None):
+            raise MisuseError(
+                f"{name} of a {type(module).__name__} was replaced after its model was divided, so the model would "
+                f"compute with the former one: write into it (`{name}.data.copy_(...)`), replace it in a cell of its "
+                "own before the training, or train with --strategy ddp"
+            )
+
+
 def _replace(param: Any, old: nn.Parameter, new: nn.Parameter) -> None:
     """Replace a parameter in the modules that still have it."""
-    info = param._module_info
-    shared = zip(info.shared_modules, info.shared_param_names, strict=True)
-    for module, name in ((info.module, info.param_name), *shared):
+    for module, name in places_of(param):
         if module._parameters.get(name) is old:
             module._parameters[name] = new
