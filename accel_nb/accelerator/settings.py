@@ -1,4 +1,4 @@
-"""The options of one accelerator, resolved from its arguments, its option records and the cell's configuration."""
+"""The options of one accelerator, resolved from its arguments, plugins and handlers, and the cell's configuration."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_settings(
         arguments: Values by option name; None where an argument was not given.
         config: Further options by name, or the path of a YAML file.
         step_scheduler_with_optimizer: False sets the option ``schedule`` to ``calls``.
-        handlers: The argument ``kwargs_handlers``: option records, at most one of each class.
+        handlers: The objects of the argument ``kwargs_handlers``, at most one of each class.
         records: Plugins whose fields are options.
         project: Folders of the run.
         project_dir: Folder of the run; an error if ``project`` names another.

@@ -1,6 +1,6 @@
 """``accel-nb merge-weights``: merges a model's sharded weights into one file, with the arguments of accelerate.
 
-The same functions are ``accelerate.commands.merge`` under the alias.
+The same functions are ``accelerate.commands.merge`` where accel_nb is imported under the name ``accelerate``.
 """
 
 from __future__ import annotations

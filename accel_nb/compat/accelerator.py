@@ -157,7 +157,7 @@ class Accelerator(OwnAccelerator):
         self._stepper.window.rescales_short_windows = False
         self._stepper.window.counts_blocks_only = True
         if not _is_set("sentinels", options.get("config")):
-            # Programs for accelerate handle such losses themselves, and run with such optimizers.
+            # Programs for accelerate handle NaN losses themselves, and step optimizers that were not prepared.
             self._stepper.meter.accept_nan()
             self._stepper.refuses_unprepared = False
         mesh = None
@@ -397,11 +397,11 @@ class Accelerator(OwnAccelerator):
     def maybe_context_parallel(
         self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None
     ) -> Generator[None, None, None]:
-        """Do nothing: blocks divide their sequences, and the code around them has whole ones."""
+        """Do nothing: attention layers shard their sequences, and the code around the model has whole ones."""
         yield
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
-        """Raise an error: DeepSpeed divides no sequences."""
+        """Raise an error: sequences are not divided by DeepSpeed here."""
         raise MisuseError("sequences are not divided by DeepSpeed here; use cp_size of the parallelism config")
 
     @contextmanager
@@ -454,7 +454,7 @@ class Accelerator(OwnAccelerator):
         return super().clip_grad_norm_(parameters, max_norm, norm_type)
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
-        """Return the model inside of a wrapper; a prepared model has no wrapper and is returned unchanged."""
+        """Return the model inside of a wrapper; except with DeepSpeed a prepared model has none."""
         from accel_nb.compat.models.model_parts import extract_model_from_parallel
 
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)

@@ -2,8 +2,8 @@
 
 Inside of the block gradients are not averaged during backward. Before each step the ranks exchange which optimizer they
 step and how many micro-batches its gradients include. Then gradients are summed over ranks and divided by the total
-number of micro-batches. A rank that has run out of data contributes the gradients of its last open accumulation window
-once, and zeros after that.
+number of micro-batches. A rank that has run out of data contributes the gradients that it has accumulated since its
+last optimizer step once, and zeros after that.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _UnevenRun:
         self._stepper = stepper
         self._comm = comm
         self._proxies = list(stepper.optimizer_proxies.values())
-        # By optimizer: how many micro-batches the gradients of this rank's last open window include.
+        # By optimizer: how many micro-batches the gradients since this rank's last step include.
         self._num_leftover = [0] * len(self._proxies)
         # The lowest rank that made the last step, and whether any rank had run out of data before that step.
         self._source = 0
@@ -78,7 +78,7 @@ class _UnevenRun:
 
     def finish(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Replace the gradients by the mean over all ranks' micro-batches, before a step of this rank."""
-        assert not isinstance(factor, Tensor), "weights are refused while ranks are joined"
+        assert not isinstance(factor, Tensor), "loss weights are refused inside of join_uneven_inputs"
         [optimizer] = bundle.optimizers
         index = next(number for number, proxy in enumerate(self._proxies) if proxy.optimizer is optimizer)
         rows = self._exchange([1, index, round(self._stepper.window.size / factor)])

@@ -1,7 +1,8 @@
-"""The tensors that modules have as parameters: the parts, except while a model computes with gathered ones.
+"""The parameters of modules of a sharded model: the sharded ones, except while it computes with unsharded ones.
 
-PyTorch leaves the parameters of the outermost unit gathered from a forward pass to the next backward pass. Code of a
+PyTorch leaves the parameters of the outermost unit unsharded from a forward pass to the next backward pass. Code of a
 plain cell that reads `model.head.weight` there would get a tensor that is not the optimizer's, and that is freed later.
+Here sharded parameters are also called parts, and unsharded ones gathered.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from accel_nb.strategies.fsdp.parameter_groups import places_of
 class VisibleParts:
     """Puts the parts into the modules of a sharded model in plain cells, while it does not compute.
 
-    What is gathered stays so, and is gathered again before the next forward pass only if code has written to weights.
-    ``groups`` are those of each unit, which are gathered for it.
+    Unsharded parameters are kept, and gathered again before the next forward pass only if code may have written to the
+    sharded ones. ``groups`` are, for each unit, the groups of parameters that are gathered for its forward pass.
     """
 
     def __init__(self, groups: Mapping[nn.Module, Sequence[Any]], computes: Callable[[], bool]) -> None:
         self._groups = groups
         # Returns whether a unit is in its forward pass.
         self._computes = computes
-        # By group that is gathered while its modules have parts: the number of writes at that time.
+        # By group of unsharded parameters whose modules have the sharded ones: `GatheredCopies.writes` at that time.
         self._hidden: dict[Any, int] = {}
         self._computes_backward = False
         for unit in groups:
@@ -90,7 +91,7 @@ def _refuse_replaced(param: Any) -> None:
         now = module._parameters.get(name)
         if now is not None and now is not param.sharded_param and now is not getattr(param, "_unsharded_param", None):
             raise MisuseError(
-                f"{name} of a {type(module).__name__} was replaced after its model was divided, so the model would "
+                f"{name} of a {type(module).__name__} was replaced after its model was sharded, so the model would "
                 f"compute with the former one: write into it (`{name}.data.copy_(...)`), replace it in a cell of its "
                 "own before the training, or train with --strategy ddp"
             )

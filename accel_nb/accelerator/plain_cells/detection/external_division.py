@@ -1,7 +1,7 @@
 """Detection of objects that plain cells leave alone.
 
-Other code divides models in DDP and loaders with a distributed sampler. A scripted model's class cannot be changed for
-one instance: every rank computes it whole.
+Other code has already wrapped models in DDP, or given loaders a `DistributedSampler`. The forward of a `ScriptModule`
+cannot be replaced for one instance, so every rank computes the whole batch with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def without_divided(objects: Iterable[Any]) -> list[Any]:
-    """Return ``objects`` without scripted models, those that other code divides, and the optimizers of the latter."""
+    """Return ``objects`` without scripted models, what belongs to DDP models, and loaders that are divided already."""
     listed = [item for item in objects if not isinstance(item, ScriptModule)]
     models = [item for item in listed if isinstance(item, nn.Module)]
     wrapped = [part for model in models for part in model.modules() if isinstance(part, DistributedDataParallel)]
