@@ -23,7 +23,7 @@ from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
-OnReplaced = Callable[[Mapping[int, nn.Parameter], ParameterMemory], object]
+OnReplaced = Callable[[Mapping[int, Tensor], ParameterMemory], object]
 """Is called with the new parameters by the id of the old, and with the memory that the old ones had."""
 
 
@@ -189,7 +189,7 @@ class Strategy(Protocol):
         ...
 
     def report_replaced(self, call: OnReplaced) -> None:
-        """Call a function after each replacement of parameters of models.
+        """Call a function after each replacement of parameters of models, and of tensors in states of optimizers.
 
         Its arguments are the new ones by the id of the old, and the memory that the old ones had.
         """

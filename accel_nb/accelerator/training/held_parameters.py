@@ -27,6 +27,7 @@ _NOT_HELD = {*vars(nn.Module()), "param_groups", "state"}
 class HeldParameters:
     """Puts right what a namespace holds of parameters outside of models, whenever a strategy has replaced these.
 
+    The same holds for tensors in states of optimizers. A number that is the id of one becomes that of its replacement.
     The search includes containers, functions, and the attributes of modules and of objects and classes of the user.
     Tuples and weak references are replaced by new ones, everything else is changed in place.
     """
@@ -36,7 +37,7 @@ class HeldParameters:
         # By the tensor that took its place: a tensor in the memory of a parameter, and the parameter's replacement.
         self._views = WeakIdKeyDictionary()
 
-    def replace(self, changed: Mapping[int, nn.Parameter], memory: ParameterMemory) -> None:
+    def replace(self, changed: Mapping[int, Tensor], memory: ParameterMemory) -> None:
         """Replace parameters by their id, and tensors that are all of a parameter in ``memory``, as of a state dict."""
         _Replacing(changed, memory, self._views).replace_items(self._namespace(), 0)
 
@@ -44,7 +45,7 @@ class HeldParameters:
 class _Replacing:
     """One replacement, in which each object is visited once."""
 
-    def __init__(self, changed: Mapping[int, nn.Parameter], memory: ParameterMemory, views: Any) -> None:
+    def __init__(self, changed: Mapping[int, Tensor], memory: ParameterMemory, views: Any) -> None:
         self._changed = changed
         self._memory, self._views = memory, views
         self._storages = {storage for storage, *_ in memory}
@@ -54,7 +55,7 @@ class _Replacing:
 
     def replace_items(self, mapping: dict[Any, Any], depth: int) -> None:
         """Replace values and keys of a dict."""
-        keys = {key: self._replace(key, depth) for key in mapping if isinstance(key, Tensor)}
+        keys = {key: self._replace(key, depth) for key in mapping if isinstance(key, Tensor) or type(key) is int}
         if any(new is not key for key, new in keys.items()):
             items = [(keys.get(key, key), value) for key, value in mapping.items()]
             dict.clear(mapping)
@@ -65,6 +66,8 @@ class _Replacing:
                 dict.__setitem__(mapping, key, new)
 
     def _replace(self, value: Any, depth: int) -> Any:
+        if type(value) is int:  # as in `if id(parameter) in ignored`
+            return id(self._changed[value]) if value in self._changed else value
         if isinstance(value, Tensor):
             return self._changed[id(value)] if id(value) in self._changed else self._view(value)
         if id(value) not in self._seen and depth < _MAX_DEPTH:

@@ -11,7 +11,7 @@ from typing import Any
 
 from accel_nb.pool.sync.contents.content_kinds import content_of, is_replaced_whole, set_attribute
 from accel_nb.pool.sync.objects.object_kinds import is_optimizer, is_tensor, is_training_object, parameters_of
-from accel_nb.pool.sync.objects.shared_ids import DIVIDED, OptimizerParts, SharedId, state_parts
+from accel_nb.pool.sync.objects.shared_ids import OptimizerParts, SharedId, state_parts
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.objects.user_attributes import has_tensor_keys, optimizer_attributes
 from accel_nb.pool.sync.objects.user_hooks import (
@@ -25,7 +25,7 @@ from accel_nb.pool.sync.objects.user_hooks import (
 )
 from accel_nb.pool.sync.reductions.optimizer_reduction import is_property
 from accel_nb.pool.sync.stream.pickling import copyable_values
-from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded, shard_state
+from accel_nb.runtime.distributed.sharded import is_sharded, shard_state
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _PLAIN = bool | int | float | complex | str | bytes | None
@@ -98,7 +98,6 @@ def optimizer_state(
         "groups": hyperparameters(optimizer),
         "params": params,
         "state": kept,
-        "is_divided": any(is_sharded(tensor) for tensor in state_tensors(optimizer)),
         "held": [] if before is None else _held_places(optimizer, before),
         "own": own_values(optimizer, namespace, refs),
         "keyed": keyed_values(optimizer),
@@ -109,17 +108,18 @@ def optimizer_state(
 
 
 def _own_tensor(value: Any) -> Any:
-    """Return a whole tensor as data: a loaded state dict that other names hold may have the same one.
+    """Return a tensor as data: a loaded state dict that other names hold may have the same one.
 
-    A reference to that one would stand for its value of before the cell.
+    A reference to that one would stand for its value of before the cell. A sharded tensor is gathered as it is sent.
     """
-    full = full_tensor(value)
-    return OwnData(full.detach()) if is_tensor(full) else full
+    if not is_tensor(value):
+        return value
+    return OwnData(value if is_sharded(value) else value.detach())
 
 
 def _held_places(optimizer: Any, before: OptimizerContent) -> list[str]:
     """Return the places in the state that have the same tensors as before."""
-    return [part[0] for part, tensor in state_parts(optimizer).items() if before.parts.tensors.get(part) == id(tensor)]
+    return [part[0] for part, tensor in state_parts(optimizer).items() if before.parts.has(part, tensor)]
 
 
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
@@ -129,7 +129,6 @@ def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
 
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Set hyperparameters and own values in place, and load the state of the parameters if it is given."""
-    (DIVIDED.add if state["is_divided"] else DIVIDED.discard)(optimizer)
     groups = optimizer.param_groups
     del groups[len(state["params"]) :]
     groups += [{} for _ in state["params"][len(groups) :]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -45,7 +45,9 @@ _copies: GatheredCopies | None = None
 """The full tensors that the code of the last cell has gathered to take views of them; None where it gathers none."""
 
 _replaced: Any = None
-"""By parameter, what has replaced it in its model."""
+"""By parameter or tensor of an optimizer's state, what has replaced it."""
+_former_ids: Any = None
+"""By such a replacement, the ids of what it has replaced, directly or not."""
 
 _reads_together: ContextVar[bool] = ContextVar("accel_nb_reads_together", default=False)
 
@@ -86,14 +88,15 @@ def flat_part(tensor: Any) -> FlatPart | None:
 
 
 def record_replaced(old: Any, new: Any) -> None:
-    """Record that a parameter of a model was replaced by another, sharded or restored, for `latest`."""
-    global _replaced
+    """Record that a parameter, or a tensor of an optimizer's state, was replaced by a sharded or restored one."""
+    global _replaced, _former_ids
     if _replaced is None:
         from torch.utils.weak import WeakIdKeyDictionary
 
-        _replaced = WeakIdKeyDictionary()
+        _replaced, _former_ids = WeakIdKeyDictionary(), WeakIdKeyDictionary()
     _replaced.pop(new, None)
     _replaced[old] = new
+    _former_ids[new] = {*former_ids(old), id(old)}
 
 
 ParameterMemory = Mapping[Any, tuple[Any, Any]]
@@ -127,6 +130,11 @@ def latest(value: Any) -> Any:
     while _replaced is not None and _is_tensor(value) and value in _replaced:
         value = _replaced[value]
     return value
+
+
+def former_ids(tensor: Any) -> Collection[int]:
+    """Return the ids of the tensors that a tensor has replaced."""
+    return () if _former_ids is None else _former_ids.get(tensor, ())
 
 
 def _is_tensor(value: Any) -> bool:

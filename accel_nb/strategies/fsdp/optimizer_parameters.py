@@ -12,8 +12,12 @@ def replace_parameters(
     optimizer: Optimizer,
     changed: Mapping[int, nn.Parameter],
     convert: Callable[[nn.Parameter, Tensor], Tensor],
-) -> None:
-    """Replace parameters of an optimizer by ``changed``, new by id of old, and convert state of their shape."""
+) -> list[tuple[Tensor, Tensor]]:
+    """Replace parameters of an optimizer by ``changed``, new by id of old, and convert state of their shape.
+
+    Return the tensors of the state that were replaced, each with its replacement.
+    """
+    replaced: list[tuple[Tensor, Tensor]] = []
     for group in optimizer.param_groups:
         for index, old in enumerate(group["params"]):
             new = changed.get(id(old))
@@ -21,8 +25,10 @@ def replace_parameters(
                 continue
             group["params"][index] = new
             if old in optimizer.state:
-                state = optimizer.state.pop(old)
-                optimizer.state[new] = {
+                before = optimizer.state.pop(old)
+                state = optimizer.state[new] = {
                     name: convert(new, value) if isinstance(value, Tensor) and value.dim() else value
-                    for name, value in state.items()
+                    for name, value in before.items()
                 }
+                replaced += [(value, state[name]) for name, value in before.items() if value is not state[name]]
+    return replaced

@@ -168,8 +168,7 @@ class Fsdp(Stepping):
             changed = {key: new for part in (*self._models.values(), *made) for key, new in part.changed.items()}
             stale: dict[int, nn.Parameter] = {id(old): value for old, value in self._originals.items()}
             changed |= {key: changed.get(id(value), value) for key, value in stale.items()}
-            for optimizer, _ in stepped:
-                replace_parameters(optimizer, changed, own_part_of)
+            states = [pair for optimizer, _ in stepped for pair in replace_parameters(optimizer, changed, own_part_of)]
             self._comm.barrier()  # an error on any rank before this line leaves full models on all ranks
         except BaseException:
             for optimizer, before in stepped:
@@ -178,7 +177,8 @@ class Fsdp(Stepping):
                 self._undo_adapt(part)
                 part.abandon()
             raise
-        memory: dict[Any, tuple[Any, nn.Parameter]] = {}
+        memory = {sharded.memory_layout(old): (old.untyped_storage(), new) for old, new in states}
+        memory.pop(None, None)
         for part in made:
             memory |= part.parameter_memory()
             part.commit()
@@ -186,7 +186,7 @@ class Fsdp(Stepping):
         self._optimizers += [weakref.ref(item) for item in optimizers]
         if self._dimensions.stages.number > 1:
             self._hooks += [item.register_state_dict_pre_hook(self._share_before_read) for item in optimizers]
-        self._on_replaced(changed, memory)
+        self._report_replaced(changed, states, memory)
         return bundle
 
     def _share_before_read(self, optimizer: Optimizer) -> None:
@@ -265,10 +265,20 @@ class Fsdp(Stepping):
         new = part.gather_new()
         self._originals.update(new)
         restored = part.undo() | {id(old): whole for old, whole in new}
-        for optimizer in self._live_optimizers():
-            replace_parameters(optimizer, restored, lambda new, value: self._whole(value))
-        self._on_replaced(restored, {})
+        states = [
+            pair
+            for optimizer in self._live_optimizers()
+            for pair in replace_parameters(optimizer, restored, lambda new, value: self._whole(value))
+        ]
+        self._report_replaced(restored, states, {})
         return model
+
+    def _report_replaced(
+        self, changed: Mapping[int, Tensor], states: Sequence[tuple[Tensor, Tensor]], memory: sharded.ParameterMemory
+    ) -> None:
+        for old, new in states:
+            sharded.record_replaced(old, new)
+        self._on_replaced({**changed, **{id(old): new for old, new in states}}, memory)
 
     def data_coords(self) -> tuple[int, int]:
         """Return the index of this rank's share of the data, and their number: ranks of one layer read the same."""

@@ -9,7 +9,6 @@ import pathlib
 import re
 import types
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +26,7 @@ from accel_nb.pool.sync.objects.object_kinds import (
 )
 from accel_nb.pool.sync.objects.shared_memory import MemorySpan, SharedMemory, layout_of, span_of
 from accel_nb.pool.sync.objects.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
-from accel_nb.runtime.distributed.sharded import copies, full_shape, is_sharded
+from accel_nb.runtime.distributed.sharded import copies, former_ids, full_shape
 
 SharedId = tuple[str, str, str]
 """The id of an object that both sides hold: (kind, path from a name, path below it in a module or attribute)."""
@@ -58,13 +57,14 @@ class OptimizerParts:
     tensors: Mapping[StatePart, int] = field(default_factory=dict[StatePart, int])
     """The ids of the tensors in the state."""
 
+    def has(self, part: StatePart, tensor: Any) -> bool:
+        """Return whether a tensor is the part of the state, or its sharded or restored replacement."""
+        known = self.tensors.get(part)
+        return known is not None and (known == id(tensor) or known in former_ids(tensor))
+
 
 ObjectId = tuple[Literal["id"], Any]
 """The `id` of an object: that of a `SharedId`, or of an object in the stream."""
-
-
-DIVIDED: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Optimizers of the notebook whose states the workers have divided: these are copies in no place."""
 
 
 class SharedObjects(dict[int, SharedId]):
@@ -144,7 +144,7 @@ def shared_ids(objects: Mapping[str, Any], held: Mapping[str, OptimizerParts] | 
             for number, group in enumerate(value.param_groups[: None if parts is None else parts.groups]):
                 ids.setdefault(id(group), ("group", name, str(number)))
             for part, tensor in state_parts(value).items():
-                is_held = parts is None or parts.tensors.get(part) == id(tensor)
+                is_held = parts is None or parts.has(part, tensor)
                 if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a name of a part of the state
                     ids[id(tensor)] = "state", name, part[0]
                     owners.append(tensor)
@@ -172,16 +172,12 @@ def optimizer_parts(optimizer: Any) -> OptimizerParts:
 
 
 def state_parts(optimizer: Any) -> dict[StatePart, Any]:
-    """Return the tensors in the state of an optimizer's parameters; none if the state is divided among the workers."""
+    """Return the tensors in the state of an optimizer's parameters, with the shapes that they have whole."""
     found: dict[StatePart, Any] = {}
-    if optimizer in DIVIDED:
-        return found
     for number, parameter in enumerate(parameters_of(optimizer)):
         for key, value in (optimizer.state.get(parameter) or {}).items():
-            if is_sharded(value):
-                return {}
             if is_tensor(value):
-                found[f"{number}:{key}", str(value.dtype), tuple(value.shape)] = value
+                found[f"{number}:{key}", str(value.dtype), tuple(full_shape(value))] = value
     return found
 
 

@@ -243,6 +243,8 @@ class Pickler(cloudpickle.Pickler):
         self._ordinary_types: set[type] = set()
         # By id, the tensors and modules that were sent so far.
         self._sent: dict[int, Any] = {}
+        # By id, sharded tensors and the full ones that were gathered: where a tensor is sent twice, both share memory.
+        self._gathered: dict[int, tuple[Any, Any]] = {}
         # Strings that are sent as names; a program has few, other than data such as a list of words.
         self._names: set[str] = set()
 
@@ -312,7 +314,7 @@ class Pickler(cloudpickle.Pickler):
         if type(obj) is OwnData:
             if is_plain_array(obj.value):
                 return self._reduce_array(obj.value, as_data=True)
-            return reduce_data(full_tensor(obj.value), self._blocks)
+            return reduce_data(self._gather(obj.value), self._blocks)
         if is_memory_map(obj):
             return reduce_memory_map(obj, omits_data=self._is_returned and not self._by_identity)
         if type(obj) is memoryview:
@@ -330,12 +332,20 @@ class Pickler(cloudpickle.Pickler):
         """Reduce a sharded tensor to a view of one that the receiver holds, or to the full tensor."""
         if (view := reduce_sharded_view(tensor, self._blocks)) is not None:
             return view
-        held, torch = full_tensor(tensor), sys.modules["torch"]
+        held, torch = self._gather(tensor), sys.modules["torch"]
         if isinstance(tensor, torch.nn.Parameter):
             held = torch.nn.Parameter(held, tensor.requires_grad)
         if not self._omits_gradient(tensor) and tensor.grad is not None:
             held.grad = full_tensor(tensor.grad)
         return reduce_tensor(held, self._blocks, omits_gradient=False)
+
+    def _gather(self, tensor: Any) -> Any:
+        """Return the full tensor of a sharded one, gathered once; any other is returned itself."""
+        if not is_sharded(tensor):
+            return tensor
+        if id(tensor) not in self._gathered:
+            self._gathered[id(tensor)] = tensor, full_tensor(tensor)
+        return self._gathered[id(tensor)][1]
 
     def _refuse_bound(self, obj: Any) -> None:
         """Raise TypeError for an object that is of use in this process only."""
