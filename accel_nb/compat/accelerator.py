@@ -29,8 +29,8 @@ from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.deepspeed.prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
-from accel_nb.compat.kwargs_records import HANDLER_NAMES, REFUSED_HANDLERS
-from accel_nb.compat.option_records import (
+from accel_nb.compat.kwargs_handlers import HANDLER_NAMES, REFUSED_HANDLERS
+from accel_nb.compat.plugins import (
     DataLoaderConfiguration,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
@@ -45,7 +45,7 @@ from accel_nb.compat.prepared_classes import (
 )
 from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
-from accel_nb.config import ambient_layers, environment_layer
+from accel_nb.config import current_layers, environment_layer
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.gradients import fill_missing_gradients
 from accel_nb.runtime.process.environment import get_variable, option_variables
@@ -586,12 +586,14 @@ class Accelerator(OwnAccelerator):
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints; raise ValueError for others."""
         lacking = [
-            f"Item at index {at}, {item!r}"
+            f"object {at}, {item!r}"
             for at, item in enumerate(objects)
             if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict")
         ]
         if lacking:
-            raise ValueError(f"without state_dict and load_state_dict nothing can be saved: {'; '.join(lacking)}")
+            raise ValueError(
+                f"objects of a checkpoint have state_dict and load_state_dict; without these are {'; '.join(lacking)}"
+            )
         super().register_for_checkpointing(*objects)
         self._custom_objects.extend(objects)
 
@@ -678,5 +680,5 @@ def _is_set(name: str, config: Any) -> bool:
     """Return whether an option is set by the code, by a cell's flags, by a file or by the environment."""
     if isinstance(config, str | os.PathLike):
         return True
-    layers = ambient_layers() or (environment_layer(option_variables()),)
+    layers = current_layers() or (environment_layer(option_variables()),)
     return name in (config or {}) or any(name in layer.values for layer in layers)

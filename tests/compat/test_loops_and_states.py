@@ -26,7 +26,7 @@ from accel_nb.compat.data.data_loaders import (
 )
 from accel_nb.compat.hf_utils import save
 from accel_nb.compat.models.model_parts import get_parameters_from_modules
-from accel_nb.compat.option_records import DataLoaderConfiguration, FullyShardedDataParallelPlugin
+from accel_nb.compat.plugins import DataLoaderConfiguration, FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import set_rank_variables
