@@ -51,8 +51,8 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """For each field the variable, after ``ACCELERATE_``, of a value that is not given, and its default."""
 
-_SERVED_APART = ("optimizer", "scheduler", "msamp")
-"""Sections of the configuration that prepare reads, or that have no effect."""
+_HANDLED_APART = ("optimizer", "scheduler", "msamp")
+"""Sections of the configuration that correspond to no option: `prepare` reads them, or they have no effect."""
 
 
 @dataclass
@@ -149,7 +149,7 @@ class DeepSpeedPlugin:
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that correspond to the configuration, by their names in the schema."""
-        config = {name: value for name, value in self.deepspeed_config.items() if name not in _SERVED_APART}
+        config = {name: value for name, value in self.deepspeed_config.items() if name not in _HANDLED_APART}
         if config.get("gradient_clipping") == AUTO:
             config["gradient_clipping"] = CLIPPED
         config["gradient_accumulation_steps"] = AUTO  # `Accelerator` has decided, by `num_steps`

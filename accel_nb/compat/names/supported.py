@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel_nb.compat.names.unserved import PACKAGE
+from accel_nb.compat.names.unsupported import PACKAGE
 
 _PLUGINS = "accel_nb.accelerator.options.plugins"
 _MESHES = "accel_nb.compat.parallelism"
@@ -274,7 +274,7 @@ _TOP = {
     **_STAGES,
 }
 
-SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+SUPPORTED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         PACKAGE: _TOP,
         f"{PACKAGE}.accelerator": {**places_in("accel_nb.compat.accelerator", "Accelerator"), **_RECORDS, **_IMPORTS},
