@@ -38,7 +38,7 @@ from accel_nb.pool.sync.optimizer_states import (
 )
 from accel_nb.pool.sync.stream.pickling import copyable_values, digest
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
-from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
+from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_shard
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.versions import version_of
 
@@ -165,7 +165,7 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     fingerprints: list[Any] = []
     sums: dict[Any, list[Any]] = {}
     for tensor in tensors:
-        data = local_part(tensor).detach()
+        data = local_shard(tensor).detach()
         fingerprints.append((version_of(tensor), tuple(data.shape), str(data.dtype)))
         if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
             continue
@@ -262,7 +262,7 @@ def module_attributes(
 
 
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set and delete attributes; an object that both sides hold arrives as itself, and its changes by its own path."""
+    """Set and delete attributes; a shared object arrives as a reference, and its changes by its own path."""
     owners = attribute_owners(module)
     for path, own in attributes.items():
         held = vars(owners[path])

@@ -56,7 +56,7 @@ def changed_contents(before: Any, now: Any, namespace: dict[str, Any], refs: Sha
 
 
 def item_ids(before: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]) -> SharedObjects:
-    """Return the ids of the items of containers by path, as both sides hold them.
+    """Return the ids of the items of containers by path, as kernel and workers share them.
 
     ``contents`` are the changed ones by path: an item without is sent whole.
     """
