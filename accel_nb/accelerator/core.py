@@ -408,7 +408,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         strategy = self.components.strategy
         if not strategy.capabilities.keeps_local:
             raise MisuseError(
-                f"uneven inputs cannot be joined under the strategy {strategy.name!r}, since each rank holds a part "
+                f"uneven inputs cannot be joined under the strategy {strategy.name!r}, since each rank holds shards "
                 "of the model; prepare the loader, so that every rank reads as many batches"
             )
         return self._join(loaders if even_batches is False else [])

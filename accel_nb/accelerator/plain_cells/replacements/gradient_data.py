@@ -69,8 +69,8 @@ class GradientData:
 
     def _separate(self, tensor: Tensor, value: Tensor, set_data: Any) -> None:
         """Copy what is in the memory of a sharded tensor into memory of its own, unless it is what is assigned."""
-        address = sharded.local_part(tensor).data_ptr()
-        is_assigned = sharded.is_sharded(value) and sharded.local_part(value).data_ptr() == address
+        address = sharded.local_shard(tensor).data_ptr()
+        is_assigned = sharded.is_sharded(value) and sharded.local_shard(value).data_ptr() == address
         if not is_assigned and (copies := sharded.copies()) is not None:
             copies.separate(tensor, set_data)
 
@@ -84,15 +84,15 @@ class GradientData:
             return
         if not sharded.is_sharded(value):
             copies.add(tensor, value.detach(), by_value=True)
-        elif sharded.local_part(value).data_ptr() in self._addresses_of_parts() - {
-            sharded.local_part(tensor).data_ptr()
+        elif sharded.local_shard(value).data_ptr() in self._addresses_of_parts() - {
+            sharded.local_shard(tensor).data_ptr()
         }:
             copies.record_pair(tensor, value)
         else:
             copies.join(tensor, value, set_data)
 
     def _addresses_of_parts(self) -> set[int]:
-        parts = (sharded.local_part(value) for value in self._parameters() if sharded.is_sharded(value))
+        parts = (sharded.local_shard(value) for value in self._parameters() if sharded.is_sharded(value))
         return {part.data_ptr() for part in parts if part.numel()}
 
     def _counts_writes(self, tensor: Tensor) -> bool:
