@@ -43,7 +43,7 @@ class Sides:
         received = self.receiver.receive(
             build_record(ReturnRecord, json.loads(json.dumps(packed.record.to_body()))), packed.payloads, self.kernel
         )
-        self.ledger.record_sent(received.paths, self.kernel)
+        self.ledger.record_sent(received.paths, self.kernel, received.sums)
         self.ledger.record_deleted(received.removed)
         return received.kept | received.failed
 

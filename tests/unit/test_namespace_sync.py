@@ -118,6 +118,23 @@ def test_training_comes_back_in_place(sides):
     assert sides.ship("model", "optimizer", "scheduler", "losses", "loss") == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64, torch.int8])
+def test_weights_that_came_back_are_sent_again_only_after_a_change_here(sides, dtype):
+    sides.kernel["model"] = nn.BatchNorm2d(3)
+    sides.kernel["model"].register_buffer("extra", torch.zeros(5, 3, dtype=dtype))
+    sides.ship("model")
+    before = sides.snapshot("model")
+    with torch.no_grad():
+        for number, tensor in enumerate((*sides.worker["model"].parameters(), *sides.worker["model"].buffers())):
+            tensor.add_(number + 1)
+    sides.bring_back(before)
+    assert sides.kernel["model"].extra[4, 2] == sides.worker["model"].extra[4, 2] != 0
+    assert sides.ship("model") == []
+    sides.kernel["model"].extra.view(-1).view(torch.uint8)[-1] ^= 1
+    assert sides.ship("model") == ["model"]
+    assert torch.equal(sides.kernel["model"].extra, sides.worker["model"].extra)
+
+
 def test_what_is_made_there_refers_to_what_is_here(sides):
     sides.kernel["model"] = nn.Linear(2, 2)
     sides.ship("model")

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_nb.runtime.tensors.nested import find_tensors
+from accel_nb.runtime.tensors.own_reads import is_own_read
 
 _READERS = ("tolist", "numpy")
 """Methods that read values without an operation that a dispatch mode can observe."""
@@ -26,7 +27,7 @@ _SHAPED_BY_VALUES = ("_pack_padded_sequence",)
 
 @contextmanager
 def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
-    """Call ``observe`` with each value that is read in the block, except for values that ``observe`` itself reads.
+    """Call ``observe`` with each value that is read in the block, except by ``observe`` and by accel_nb itself.
 
     Values are what ``item()``, a condition or ``tolist()`` returns, and shapes such as that of ``nonzero()``.
     """
@@ -34,7 +35,7 @@ def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
 
     def observe_outside(value: Any) -> None:
         nonlocal is_inside
-        if not is_inside:
+        if not (is_inside or is_own_read()):
             is_inside = True
             try:
                 observe(value)

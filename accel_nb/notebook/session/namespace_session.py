@@ -238,7 +238,7 @@ class NamespaceSession:
             names = received.paths
             read = {path for path in received.kept if self._registry.record_read(path, self.namespace)}
             self._set_order.record_returned(names)
-            self._registry.record_sent(names, self.namespace)
+            self._registry.record_sent(names, self.namespace, received.sums)
             self._registry.record_deleted(received.removed)
             if self.namespace.pop(RETURNED_NAME, None) is not None:
                 self._registry.record_deleted([RETURNED_NAME])

@@ -64,8 +64,8 @@ class Fingerprint:
 class ModuleContent:
     """The fingerprints of a module's parts that are sent separately."""
 
-    weights: tuple[tuple[Any, ...], tuple[bool, ...]]
-    """The fingerprints of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
+    weights: tuple[tuple[Any, ...], TensorSums, tuple[bool, ...]]
+    """Versions and sums of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
     gradients: tuple[Any, ...]
     attributes: AttributesContent
     hooks: dict[HookKey, int]
@@ -79,19 +79,27 @@ class AttributesContent:
     values: Any
 
 
+TensorSums = tuple[int, ...]
+"""The sums of the bits of some tensors, two for each: of whole 32-bit words, and of the bytes after these."""
+
+
 class Deleted:
     """The value of an attribute that the sender no longer has."""
 
 
-def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -> Fingerprint | None:
+def fingerprint_of(
+    value: Any, namespace: dict[str, Any], refs: SharedObjects, sums: TensorSums | None = None
+) -> Fingerprint | None:
     """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
-    Objects in ``refs`` have separate fingerprints: here only their identity counts. Raise errors of pickling.
+    Objects in ``refs`` have separate fingerprints: here only their identity counts. ``sums`` are those of a module's
+    tensors, if they have just been copied from where these are known. Raise errors of pickling.
     """
     if is_module(value):
         tensors = module_tensors(value)
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
-        weights, gradients = (tensor_fingerprints(tensors.values()), flags), gradients_of(tensors.items())
+        sums = tensor_sums(tensors.values()) if sums is None else sums
+        weights, gradients = (_versions(tensors.values()), sums, flags), gradients_of(tensors.items())
         attributes = _attributes_fingerprint(value, namespace, refs)
         content = ModuleContent(
             weights, (*gradients, *tensor_fingerprints(gradients.values())), attributes, module_hook_ids(value)
@@ -159,27 +167,54 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without increasing
     them. The sum of the bits is cheap, but equal after a permutation; ``exact`` computes a checksum instead.
     """
-    import numpy
+    tensors = list(tensors)
+    content = map(_checksum, tensors) if exact else tensor_sums(tensors)
+    return (*_versions(tensors), *content)
+
+
+def tensor_sums(tensors: Iterable[Any]) -> TensorSums:
+    """Return the sums of the bits of tensors, or of this rank's shards; zeros for those that are not strided."""
     import torch
 
-    fingerprints: list[Any] = []
-    sums: dict[Any, list[Any]] = {}
+    found: list[int] = []
+    by_device: dict[Any, tuple[list[int], list[Any]]] = {}
     for tensor in tensors:
-        data = local_shard(tensor).detach()
-        fingerprints.append((version_of(tensor), tuple(data.shape), str(data.dtype)))
-        if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
-            continue
-        if data.is_complex():
-            data = torch.view_as_real(data.resolve_conj())
-        flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
-        if exact and data.is_cpu:
-            fingerprints.append(zlib.crc32(numpy.from_dlpack(flat).data))  # `Tensor.numpy` would forbid resizing it
-            continue
-        whole = flat[: flat.numel() // 4 * 4]
-        parts = sums.setdefault(data.device, [])
-        parts.append(whole.view(torch.int32).sum(dtype=torch.int32))
-        parts.append(flat[whole.numel() :].sum(dtype=torch.int32))
-    return (*fingerprints, *(tuple(torch.stack(parts).tolist()) for parts in sums.values()))
+        if (flat := _flat_bytes(tensor)) is not None:
+            positions, sums = by_device.setdefault(flat.device, ([], []))
+            whole = flat[: flat.numel() // 4 * 4]
+            positions += (len(found), len(found) + 1)
+            sums.append(whole.view(torch.int32).sum(dtype=torch.int32))
+            sums.append(flat[whole.numel() :].sum(dtype=torch.int32))
+        found += (0, 0)
+    for positions, sums in by_device.values():
+        for position, value in zip(positions, torch.stack(sums).tolist(), strict=True):  # one read of each device
+            found[position] = value
+    return tuple(found)
+
+
+def _versions(tensors: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple((version_of(tensor), tuple(local_shard(tensor).shape), str(tensor.dtype)) for tensor in tensors)
+
+
+def _checksum(tensor: Any) -> Any:
+    import numpy
+
+    flat = _flat_bytes(tensor)
+    if flat is None or not flat.is_cpu:
+        return tensor_sums([tensor])
+    return zlib.crc32(numpy.from_dlpack(flat).data)  # `Tensor.numpy` would forbid resizing it
+
+
+def _flat_bytes(tensor: Any) -> Any:
+    """Return the bytes of a tensor, or of this rank's shard; None if it has none, or not in strides."""
+    import torch
+
+    data = local_shard(tensor).detach()
+    if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
+        return None
+    if data.is_complex():
+        data = torch.view_as_real(data.resolve_conj())
+    return data.resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def module_structure(module: Any) -> tuple[Any, ...]:

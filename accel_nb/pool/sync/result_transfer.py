@@ -38,6 +38,7 @@ from accel_nb.pool.payload import (
 )
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
+    TensorSums,
     is_state_sharded,
     module_attributes,
     module_flags,
@@ -105,6 +106,8 @@ class WeightTable:
     """Parameters that require no gradient."""
     evaluating: list[str]
     """Submodules in evaluation mode."""
+    sums: TensorSums | None = None
+    """The sums of the bits of all tensors, as the kernel computes them to find later changes; None of sharded ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +133,19 @@ class ReturnRecord:
                 ],
                 "frozen": table.frozen,
                 "evaluating": table.evaluating,
+                "sums": table.sums,
             }
             for path, table in self.weights.items()
         }
         return {"kept": self.kept, "rng": self.rng, "weights": weights, "replaced": self.replaced}
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedWeights:
+    """A module whose weights are returned, and the sums of its tensors unless these are sharded."""
+
+    module: Any
+    sums: TensorSums | None
 
 
 @dataclass(slots=True)
@@ -310,7 +322,7 @@ class ResultSender:
         namespace: Namespace,
         shared: SharedObjects,
         delta: NamespaceDelta,
-        weights: dict[str, Any],
+        weights: dict[str, ReturnedWeights],
         gradients: ReturnedGradients,
         kept: dict[str, str],
         is_wanted: bool,
@@ -324,7 +336,8 @@ class ResultSender:
                 elif any(is_sparse(tensor) for tensor in module_tensors(value).values()):
                     delta.modules[path] = module_state(value)
                 else:
-                    weights[path] = value
+                    sums = None if is_state_sharded(value) else fingerprint.content.weights[1]
+                    weights[path] = ReturnedWeights(value, sums)
             has_changed = is_wanted or fingerprint.content.gradients != known.content.gradients
             if has_changed and gradients.includes(path, value, is_wanted=is_wanted):
                 delta.gradients[path] = gradient_state(value)
@@ -366,7 +379,7 @@ class ResultSender:
     def _pack(
         self,
         delta: NamespaceDelta,
-        modules: Mapping[str, Any],
+        modules: Mapping[str, ReturnedWeights],
         gradients: ReturnedGradients,
         kept: dict[str, str],
         rng_digest: str | None,
@@ -392,14 +405,14 @@ class ResultSender:
             payloads[WEIGHTS] = self._region.share(num_bytes)
         return PackedReturn(ReturnRecord(kept, rng_digest, weights), payloads)
 
-    def _write_weights(self, modules: Mapping[str, Any]) -> tuple[dict[str, WeightTable], int]:
+    def _write_weights(self, modules: Mapping[str, ReturnedWeights]) -> tuple[dict[str, WeightTable], int]:
         """Copy each tensor once into the region; return the tables of the modules, and the bytes that were written."""
         import torch
 
         offsets: dict[int, int] = {}
         offset = 0
-        for module in modules.values():
-            for tensor in module_tensors(module).values():
+        for returned in modules.values():
+            for tensor in module_tensors(returned.module).values():
                 if id(tensor) not in offsets:
                     offsets[id(tensor)] = offset
                     offset += (_whole_bytes(tensor) + _ALIGN - 1) // _ALIGN * _ALIGN
@@ -408,14 +421,14 @@ class ResultSender:
             self._region = self._payloads.reserve(offset)
         tables: dict[str, WeightTable] = {}
         with torch.no_grad():
-            for name, module in modules.items():
+            for name, returned in modules.items():
                 entries = []
-                for path, tensor in module_tensors(module).items():
+                for path, tensor in module_tensors(returned.module).items():
                     dtype = str(tensor.dtype).removeprefix("torch.")
                     entry = TensorEntry(path, offsets[id(tensor)], dtype, tuple(full_shape(tensor)))
                     view_tensor(self._region, entry, _whole_bytes(tensor)).copy_(full_tensor(tensor))
                     entries.append(entry)
-                tables[name] = WeightTable(tuple(entries), **module_flags(module))
+                tables[name] = WeightTable(tuple(entries), **module_flags(returned.module), sums=returned.sums)
         return tables, offset
 
 
@@ -434,6 +447,8 @@ class AppliedResults:
     """By path, why a value could not be rebuilt."""
     replaced: dict[str, Any]
     """By name, the old ones of models and other objects that are new ones now."""
+    sums: dict[str, TensorSums]
+    """By path of a module whose weights came back whole, the sums of its tensors."""
     items: ItemsBefore | None
     """What changed values contained before, of which something else may refer to an object that is a new one now."""
 
@@ -482,10 +497,13 @@ class ResultReceiver:
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
         replaced = {name: namespace.get(name) for name in record.replaced}
+        sums: dict[str, TensorSums] = {}
         for path, table in record.weights.items():
             try:
                 self._copy_weights(resolve_path(namespace, path), table)
                 paths[path] = None
+                if table.sums is not None:
+                    sums[path] = table.sums
             except Exception as error:  # a module of the user may raise anything, or the path may be gone
                 errors[path] = error
         if changes is not None:
@@ -504,7 +522,7 @@ class ResultReceiver:
         failed = describe_failures(errors, "in the notebook")
         # A widget comes back as the notebook's own.
         replaced = {name: old for name, old in replaced.items() if name in arrived and namespace.get(name) is not old}
-        return AppliedResults(record.kept, arrived, removed, failed, replaced, items)
+        return AppliedResults(record.kept, arrived, removed, failed, replaced, sums, items)
 
     def close(self) -> None:
         """Release the region and the digest of the workers' generator states."""

@@ -16,6 +16,7 @@ from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
+    TensorSums,
     content_fingerprint,
     fingerprint_of,
     is_compared_by_identity,
@@ -243,8 +244,13 @@ class SharedObjectRegistry:
             }
         )
 
-    def record_sent(self, paths: Iterable[str], namespace: Namespace) -> None:
-        """Record that the workers now hold the notebook's values of the names of ``paths``."""
+    def record_sent(
+        self, paths: Iterable[str], namespace: Namespace, sums: Mapping[str, TensorSums] | None = None
+    ) -> None:
+        """Record that the workers now hold the notebook's values of the names of ``paths``.
+
+        ``sums`` has by path those of the tensors of modules, where rank 0 has sent them with the weights.
+        """
         names = list(dict.fromkeys(root_name(path) for path in paths))
         moved = self.forget(names)
         self._drop_parts([path for path in moved if not self._is_in_place(path, namespace)])
@@ -278,7 +284,7 @@ class SharedObjectRegistry:
             shared = self.shared_ids() if entries else SharedObjects()
             for path, entry in entries.items():
                 try:
-                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
+                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared, (sums or {}).get(path))
                 except Exception:  # a value that cannot be copied counts as changed
                     if is_below_training_object(path):
                         self._drop_parts([path])
@@ -513,10 +519,12 @@ def _add_change(
             delta.items[path] = contents
 
 
-def _fingerprint(path: str, value: Any, namespace: Namespace, shared: SharedObjects) -> Fingerprint | None:
+def _fingerprint(
+    path: str, value: Any, namespace: Namespace, shared: SharedObjects, sums: TensorSums | None = None
+) -> Fingerprint | None:
     if "@" in path and is_loader(value):
         return content_fingerprint(value, namespace, shared)
-    fingerprint = fingerprint_of(value, namespace, shared)
+    fingerprint = fingerprint_of(value, namespace, shared, sums)
     if fingerprint is None:
         return fingerprint
     # The workers have prepared their model or optimizer: one with other gradient hooks or methods is sent whole.

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.own_reads import own_reads
 from accel_nb.runtime.torch_private import is_checked
 
 _MAX_UNCHECKED = 64
@@ -52,11 +53,15 @@ class GatheredCopy:
             sharded.copy_into(self.target, self.whole)
             self._set_equal(self.whole)
 
-    def is_outdated(self) -> bool:
-        """Return whether this rank's shard has changed."""
-        if self.whole is None or self.is_separate:
-            return False
-        return not _is_equal(sharded.own_shard(self.target, self.whole), sharded.local_shard(self.target))
+    def state(self) -> int:
+        """Return whether this rank uses the copy, and if so whether its shard has changed.
+
+        A rank whose shard is empty cannot find that the sharded tensor has received other memory: the others decide.
+        """
+        shard = sharded.local_shard(self.target)
+        if self.whole is None or self.is_separate or not shard.numel():
+            return _UNUSED
+        return _EQUAL if _is_equal(sharded.own_shard(self.target, self.whole), shard) else _OUTDATED
 
     def overwrite(self, values: Tensor) -> None:
         """Copy a full tensor into this one, if it is in use."""
@@ -120,7 +125,7 @@ class GatheredCopies:
             return
         self.writes += 1
         self.write_back()
-        own = [_UNUSED if copy.whole is None else _OUTDATED if copy.is_outdated() else _EQUAL for copy in self._copies]
+        own = [copy.state() for copy in self._copies]
         states = [max(found) for found in zip(*self._comm.all_gather_json(own), strict=True)]
         for copy, state in zip(self._copies, states, strict=True):
             if state == _OUTDATED:
@@ -143,7 +148,10 @@ class GatheredCopies:
         self.write_back()
         address = sharded.local_shard(tensor).data_ptr()
         self._pairs = {pair for pair in self._pairs if address not in pair}
-        for reference in self._aliases.pop(address, ()):
+        for copy in self._copies if address else ():
+            if sharded.local_shard(copy.target).data_ptr() == address:
+                copy.is_separate = True
+        for reference in self._aliases.pop(address, ()):  # targets of copies are among them
             alias = reference()
             if (
                 alias is not None
@@ -151,9 +159,6 @@ class GatheredCopies:
                 and (shard := sharded.local_shard(alias)).data_ptr() == address
             ):
                 set_data(shard, shard.clone())
-        for copy in self._copies if address else ():
-            if sharded.local_shard(copy.target).data_ptr() == address:
-                copy.is_separate = True
 
     def record_pair(self, one: Any, other: Any) -> None:
         """Record that one parameter was assigned the memory of another, which `refuse_pairs` refuses."""
@@ -201,7 +206,8 @@ class GatheredCopies:
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same bytes, so that NaN equals itself."""
-    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
+    with own_reads():
+        return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def _is_shared(whole: Tensor) -> bool:

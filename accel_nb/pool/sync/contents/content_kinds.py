@@ -45,6 +45,7 @@ from accel_nb.pool.sync.reductions.loader_state import loader_attributes, set_lo
 from accel_nb.pool.sync.reductions.locks import is_lock
 from accel_nb.pool.sync.reductions.open_files import file_content, is_any_file, is_file, set_position
 from accel_nb.pool.sync.reductions.process_objects import is_of_process
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.tensors.overlap import overwrite
 
 EMPTY_CELL = object()
@@ -226,7 +227,8 @@ def _is_weight(tensor: Any) -> bool:
 def _read_tensor(value: Any) -> tuple[Any, Any] | None:
     if not is_settable_tensor(value):
         return None
-    data, plain = value.detach(), sys.modules["torch"].Tensor
+    # All ranks gather a sharded tensor by its identity.
+    data, plain = value if sharded.is_sharded(value) else value.detach(), sys.modules["torch"].Tensor
     if type(data) is not plain and _is_weight(value):  # of the user's own class
         data = data.as_subclass(plain)
     content = OwnData(data), value.requires_grad, value.grad, tensor_attributes(value)
@@ -243,7 +245,9 @@ def _layout(tensor: Any) -> tuple[Any, ...]:
 
 def _write_tensor(value: Any, content: Any) -> None:
     data, requires_grad, gradient, own = content
-    if is_sparse(value):
+    if sharded.is_sharded(value):
+        sharded.copy_into(value, data_of(data))
+    elif is_sparse(value):
         with sys.modules["torch"].no_grad():
             value.copy_(data_of(data))
     elif value.shape == data_of(data).shape:
