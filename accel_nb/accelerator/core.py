@@ -584,7 +584,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self.wait_for_everyone()
 
     def report(self, chosen: Collection[int] | None = None) -> None:
-        """Report this rank's part of the receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Report this rank's facts for the receipt, with the objects whose ids are in ``chosen``, or all."""
         report_run(self.components, chosen)
 
     @property
@@ -597,7 +597,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self._stepper.has_rank_rng = False
 
     def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
-        """Return this rank's part of the receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Return this rank's facts for the receipt, with the objects whose ids are in ``chosen``, or all."""
         return describe_run(self.components, chosen)
 
     def close(self, *, is_alone: bool = False) -> None:

@@ -452,7 +452,7 @@ class TrainingState:
                 continue
             own = sharded.local_shard(value)
             gradient = torch.zeros_like(own) if value.grad is None else sharded.local_shard(value.grad)
-            if sharded.is_sharded(value):  # one row, the mean over ranks; each rank stores its part
+            if sharded.is_sharded(value):  # one row, the mean over ranks; each rank stores its shard
                 start, num_rows, place = sharded.own_region(value)[0], 1, 0
             else:
                 start, num_rows, place = (0,) * value.dim(), size, rank

@@ -209,7 +209,7 @@ def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage, of a sharded tensor that of its part; 0 if it has none."""
+    """Return the address of a tensor's storage, of a sharded tensor that of this rank's shard; 0 if it has none."""
     own = local_shard(tensor)
     return own.untyped_storage().data_ptr() if own.layout is torch.strided else 0
 

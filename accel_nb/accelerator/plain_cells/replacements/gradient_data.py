@@ -1,13 +1,13 @@
 """Reading and assigning ``parameter.data`` and ``parameter.grad.data`` in plain cells.
 
-A sharded tensor cannot be given other memory: the values are copied into its part, and what was read from ``data``
-before gets a copy of the old values, as code that swaps weights with their averages expects. A whole tensor that was
-assigned is kept equal to the part while code holds it, as is one that has received the ``data`` of a sharded tensor.
-What a forward pass writes to a parameter that was gathered for it would be lost, and is refused by the strategy, which
-counts writes; those to ``data`` do not count in PyTorch.
+A sharded tensor cannot be given other memory: assigned values are copied into this rank's shard, and what was read from
+``data`` before gets a copy of the old values, as code that swaps weights with their averages expects. An unsharded
+tensor that was assigned is kept equal to the shard while code holds it, as is one that has received the ``data`` of a
+sharded tensor. Writes of a forward pass to a parameter that was gathered for it would be lost: the strategy detects
+them by version counters and raises; PyTorch does not count writes to ``data``.
 
-DDP averages gradients in the memory of its buckets, and a parameter's gradient is the very tensor by which DDP finds
-its part of a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
+DDP averages gradients in the memory of its buckets, and a parameter's gradient is the tensor by which DDP finds
+its place in a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
 gradient as it is, in every later step. So the values are copied into the bucket instead.
 """
 
@@ -84,14 +84,14 @@ class GradientData:
             return
         if not sharded.is_sharded(value):
             copies.add(tensor, value.detach(), by_value=True)
-        elif sharded.local_shard(value).data_ptr() in self._addresses_of_parts() - {
+        elif sharded.local_shard(value).data_ptr() in self._addresses_of_shards() - {
             sharded.local_shard(tensor).data_ptr()
         }:
             copies.record_pair(tensor, value)
         else:
             copies.join(tensor, value, set_data)
 
-    def _addresses_of_parts(self) -> set[int]:
+    def _addresses_of_shards(self) -> set[int]:
         parts = (sharded.local_shard(value) for value in self._parameters() if sharded.is_sharded(value))
         return {part.data_ptr() for part in parts if part.numel()}
 

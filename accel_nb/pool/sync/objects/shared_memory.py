@@ -63,7 +63,7 @@ class SharedMemory:
 
 
 def span_of_tensor(tensor: Any) -> MemorySpan | None:
-    """Return the span of a tensor, or of this rank's part of a sharded one; None if it has no memory with strides."""
+    """Return the span of a tensor, or of this rank's shard of a sharded one; None if it has no memory with strides."""
     torch = sys.modules["torch"]
     held = local_shard(tensor)
     if is_lazy(held) or held.layout is not torch.strided or held.is_meta or held.is_quantized or not held.numel():
