@@ -1,8 +1,8 @@
-"""The items of containers that have too many for a path each: they keep their identity, and are compared together.
+"""The items of containers with too many items for a separate path each: they are compared together.
 
-Both sides count the items alike. One is sent as a reference to the container and its number there, so that a list that
-a cell shuffles, or a slice that it takes, contains the receiver's objects. The contents of all items are sent if one of
-them has changed.
+Kernel and workers number the items alike. An item is sent as a reference to the container and its number there, so that
+a list that a cell shuffles, or a slice that it takes, contains the receiver's objects. The contents of all items are
+sent if one of them has changed.
 """
 
 from __future__ import annotations

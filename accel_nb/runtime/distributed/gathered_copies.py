@@ -1,7 +1,7 @@
 """Full tensors that were gathered for views, and are kept equal to the sharded tensors.
 
-On one device `row = weight.detach()[0]` and `array = weight.detach().numpy()` are in the memory of the weight. Of a
-sharded weight they are in that of a full tensor which was gathered for them. While code holds such a view, what is
+On one device `row = weight.detach()[0]` and `array = weight.detach().numpy()` share the memory of the weight. For a
+sharded weight they share that of a full tensor which was gathered for them. While code holds such a view, what is
 written into it is copied into the shards, and what changes in the shards is copied into it.
 """
 
