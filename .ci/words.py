@@ -38,8 +38,15 @@ TERMS = {
     "hears": "a verb of what the code does",
     "knows": "a verb of what the code does",
     "not served": "not supported",
+    "rank's part": "rank's shard",
+    "rank's parts": "rank's shards",
+    "sign of life": "heartbeat",
+    "signs of life": "heartbeats",
     "tells": "a verb of what the code does",
     "texts": "strings",
+    "the other side": "the process by its name",
+    "way out": "what to do",
+    "ways out": "what to do",
     "without a word": "without a message",
 }
 OTHER_TERM = re.compile(rf"\b(?:{'|'.join(TERMS)})\b", re.IGNORECASE)

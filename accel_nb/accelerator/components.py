@@ -112,7 +112,7 @@ def build_components(
         comm = VerifiedComm(comm)
     world = comm.world
     registry = registry or StrategyRegistry()
-    requested = AUTO if settings.ignores_plugin(world) else options.strategy
+    requested = AUTO if settings.ignores_sharding(world) else options.strategy
     builder = build(requested, options, world, registry)
     device = builder.kind.capabilities.open_device(world)
     require_compiler(options.compile, device)
@@ -176,6 +176,6 @@ def _build_stepper(
         memory=MemoryMeter(rank, device, sink),
         time_use=TimeMeter(rank, device, sink),
         window=options.accumulation,
-        has_sentinels=options.sentinels,
+        has_checks=options.sentinels,
         counts_samples=counts_samples,
     )

@@ -24,11 +24,11 @@ from accel_nb.accelerator.options.plugins import (
     DataLoaderConfiguration,
     DeepSpeedPlugin,
     GradientAccumulationPlugin,
-    OptionRecord,
+    OptionPlugin,
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
-    argument_or_record,
+    argument_or_field,
     refuse_unsupported,
 )
 from accel_nb.accelerator.prepare.preparer import LoopPolicy, TrainingLoops
@@ -135,9 +135,9 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         deepspeed_plugin: DeepSpeedPlugin | None = None,
         deepspeed_plugins: object = None,
-        megatron_lm_plugin: OptionRecord | None = None,
-        torch_tp_plugin: OptionRecord | None = None,
-        parallelism_config: OptionRecord | None = None,
+        megatron_lm_plugin: OptionPlugin | None = None,
+        torch_tp_plugin: OptionPlugin | None = None,
+        parallelism_config: OptionPlugin | None = None,
     ) -> None:
         refuse_unsupported(
             {"deepspeed_plugins": deepspeed_plugins, "megatron_lm_plugin": megatron_lm_plugin,
@@ -146,14 +146,14 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         arguments = {
             "precision": mixed_precision, "accumulate": gradient_accumulation_steps, "strategy": strategy,
             "seed": seed, "clip": clip,
-            "batch": argument_or_record("batch", batch, "split_batches", _BATCH[split_batches]),
+            "batch": argument_or_field("batch", batch, "split_batches", _BATCH[split_batches]),
             "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }  # fmt: skip
         plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin,
                    parallelism_config, megatron_lm_plugin, torch_tp_plugin)  # fmt: skip
         self._settings = settings = read_settings(
             arguments, config=config, step_scheduler_with_optimizer=step_scheduler_with_optimizer, log_with=log_with,
-            handlers=kwargs_handlers, records=plugins, project=project_config, project_dir=project_dir,
+            handlers=kwargs_handlers, plugins=plugins, project=project_config, project_dir=project_dir,
             sharding_plugin=fsdp_plugin or deepspeed_plugin,
         )  # fmt: skip
         self.components = parts = build_components(
@@ -408,7 +408,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         strategy = self.components.strategy
         if not strategy.capabilities.keeps_local:
             raise MisuseError(
-                f"uneven inputs cannot be joined under the strategy {strategy.name!r}, since each rank holds a part "
+                f"uneven inputs cannot be joined under the strategy {strategy.name!r}, since each rank holds shards "
                 "of the model; prepare the loader, so that every rank reads as many batches"
             )
         return self._join(loaders if even_batches is False else [])
@@ -584,7 +584,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self.wait_for_everyone()
 
     def report(self, chosen: Collection[int] | None = None) -> None:
-        """Report this rank's part of the receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Report this rank's facts for the receipt, with the objects whose ids are in ``chosen``, or all."""
         report_run(self.components, chosen)
 
     @property
@@ -597,7 +597,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self._stepper.has_rank_rng = False
 
     def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
-        """Return this rank's part of the receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Return this rank's facts for the receipt, with the objects whose ids are in ``chosen``, or all."""
         return describe_run(self.components, chosen)
 
     def close(self, *, is_alone: bool = False) -> None:

@@ -45,7 +45,7 @@ class LocalSGD:
             raise MisuseError(f"this {type(model).__name__} is not prepared; call accelerator.prepare(model) before")
         if self._is_enabled and not strategy.capabilities.keeps_local:
             raise MisuseError(
-                f"the strategy {strategy.name!r} holds a part of the model on each rank, so there is nothing to average"
+                f"the strategy {strategy.name!r} shards the model over the ranks, so there is nothing to average"
             )
         if self._is_enabled and strategy.precision.policy.loss_scaling:
             raise MisuseError("in fp16 each rank of LocalSGD would have a loss scale of its own; use bf16 or no")

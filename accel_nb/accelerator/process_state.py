@@ -18,7 +18,7 @@ import torch
 from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
 from accel_nb.accelerator.options.plugins import DeepSpeedPlugin
 from accel_nb.accelerator.process.init_world import initialize_world
-from accel_nb.config import Layer, ambient_layers, environment_layer, resolve
+from accel_nb.config import Layer, current_layers, environment_layer, resolve
 from accel_nb.data.split import split_inputs
 from accel_nb.errors import MisuseError
 from accel_nb.precision.choice import choose_precision
@@ -336,7 +336,7 @@ class GradientState:
 
 
 def _resolve(given: dict[str, Any]) -> Any:
-    layers = list(ambient_layers()) or [environment_layer(option_variables())]
+    layers = list(current_layers()) or [environment_layer(option_variables())]
     return resolve([*layers, Layer("code", given, "PartialState(...)")] if given else layers)
 
 

@@ -168,7 +168,7 @@ class TrainingRun:
         return [*lines, f"{stopped}: --resume auto continues from there"]
 
     def fingerprint(self) -> str | None:
-        """Return a digest of the weights that the run has trained; None if there are none, or ranks hold parts."""
+        """Return a digest of the weights that the run has trained; None if there are none, or ranks hold shards."""
         return self._stepper.replica_digest() if self.has_trained else None
 
     # --- saving and stopping on request ---

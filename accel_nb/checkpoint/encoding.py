@@ -49,7 +49,7 @@ _NUMPY_SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """This rank's part of a global tensor; the parts of all ranks tile ``shape``, and equal parts may repeat."""
+    """This rank's shard of a global tensor; all shards together tile ``shape``; several ranks may hold the same one."""
 
     tensor: Tensor
     offsets: tuple[int, ...]
@@ -160,7 +160,7 @@ class _Encoder:
             )
         region, shape = leaf_region(leaf)
         if not region.is_inside(shape):
-            raise _refusal(path, f"its part {region} is outside of the global shape {list(shape)}")
+            raise _refusal(path, f"its shard {region} is outside of the global shape {list(shape)}")
         identity = _identity(leaf, tensor)
         known = self._known.get(identity) if identity else None
         if known is not None:

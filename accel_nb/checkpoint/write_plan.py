@@ -66,7 +66,7 @@ class WritePlan:
 
 
 def plan_writes(tensors: Sequence[TensorPlan], slices: Sequence[Mapping[str, Region]], suffix: str = "") -> WritePlan:
-    """Divide tensors among ``len(slices)`` ranks; ``slices`` holds each rank's parts of the sharded ones, by path.
+    """Divide tensors among ``len(slices)`` ranks; ``slices`` holds each rank's shards of the sharded ones, by path.
 
     Replicated tensors are written once, large ones split along their first dim. Raises `CheckpointError` for sharded
     tensors that the slices do not cover exactly.

@@ -23,14 +23,15 @@ from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.accelerator.tracking.run_tracking import number_of
 from accel_nb.accelerator.training.join import override_even_batches
+from accel_nb.compat.arguments import accumulation_steps, add_defaults, is_set, precision_of, project_of
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.data.epochs import count_epochs, set_iteration
 from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.deepspeed.prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
-from accel_nb.compat.kwargs_records import HANDLER_NAMES, REFUSED_HANDLERS
-from accel_nb.compat.option_records import (
+from accel_nb.compat.kwargs_handlers import HANDLER_NAMES, REFUSED_HANDLERS
+from accel_nb.compat.plugins import (
     DataLoaderConfiguration,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
@@ -45,10 +46,8 @@ from accel_nb.compat.prepared_classes import (
 )
 from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
-from accel_nb.config import ambient_layers, environment_layer
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.gradients import fill_missing_gradients
-from accel_nb.runtime.process.environment import get_variable, option_variables
 from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_class
 
 _UNSET: Any = object()
@@ -86,48 +85,30 @@ class Accelerator(OwnAccelerator):
         given = {name: value for name, value in locals().items() if value is not _UNSET}
         # A copy is built from these.
         self._arguments = {name: value for name, value in given.items() if name not in _NO_ARGUMENTS} | options
-        self.project_configuration = _project(project_config, project_dir)
+        self.project_configuration = project_of(project_config, project_dir)
         self.gradient_accumulation_plugin = gradient_accumulation_plugin
-        if gradient_accumulation_steps == 1:
-            gradient_accumulation_steps = int(get_variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
-        if gradient_accumulation_plugin is not None and gradient_accumulation_plugin.num_steps is not None:
-            if gradient_accumulation_steps not in (1, gradient_accumulation_plugin.num_steps):
-                raise ValueError(
-                    f"gradient_accumulation_steps={gradient_accumulation_steps} and num_steps="
-                    f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
-                )
-            gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
-        precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
-        precision = precision.lower() if isinstance(precision, str) else precision
+        precision = precision_of(mixed_precision)
+        num_steps = accumulation_steps(gradient_accumulation_steps, gradient_accumulation_plugin)
         chosen: Any
         named_plugins: dict[str, DeepSpeedPlugin]
         chosen, named_plugins = choose_plugin(
             deepspeed_plugin, deepspeed_plugins, str(getattr(precision, "value", precision) or "no")
         )
         if isinstance(chosen, DeepSpeedPlugin):
-            gradient_accumulation_steps = steps_of_plugin(chosen, gradient_accumulation_steps)
+            num_steps = steps_of_plugin(chosen, num_steps)
             if gradient_accumulation_plugin is not None:
-                gradient_accumulation_plugin = replace(
-                    gradient_accumulation_plugin, num_steps=gradient_accumulation_steps
-                )
-        require_folder(log_with, self.project_configuration.logging_dir)
-        self._registered = registered_names(log_with)
-        if self._registered:
-            given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
-            log_with = [item for item in given if item not in self._registered] or None
-        if parse_flag_from_env("ACCELERATE_DEBUG_MODE") and not _is_set("debug", options.get("config")):
-            options["config"] = {**(options.get("config") or {}), "debug": True}
-        if step_scheduler_with_optimizer and not _is_set("schedule", options.get("config")):
-            # Scripts compute a schedule from the length of a loader before it is divided.
-            options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
-        has_choice = fsdp_plugin or chosen or options.get("strategy") or _is_set("strategy", options.get("config"))
-        if parse_flag_from_env("ACCELERATE_USE_FSDP") and not has_choice:
+                gradient_accumulation_plugin = replace(gradient_accumulation_plugin, num_steps=num_steps)
+        own_trackers = self._take_registered(log_with)
+        config = options["config"] = add_defaults(options.get("config"), step_scheduler_with_optimizer)
+        if parse_flag_from_env("ACCELERATE_USE_FSDP") and not (
+            fsdp_plugin or chosen or options.get("strategy") or is_set("strategy", config)
+        ):
             fsdp_plugin = FullyShardedDataParallelPlugin()
         if "world" not in options and "comm" not in options:
             options["world"] = world_of_variable(cpu)
         super().__init__(
             mixed_precision=precision,
-            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_accumulation_steps=num_steps,
             cpu=cpu,
             device_placement=device_placement,
             split_batches=None if split_batches is _UNSET else split_batches,
@@ -139,7 +120,7 @@ class Accelerator(OwnAccelerator):
             dynamo_plugin=dynamo_plugin,
             kwargs_handlers=kwargs_handlers,
             project_config=self.project_configuration,
-            log_with=log_with,
+            log_with=own_trackers,
             fsdp_plugin=fsdp_plugin,
             deepspeed_plugin=cast("Any", chosen),
             megatron_lm_plugin=megatron_lm_plugin,
@@ -149,24 +130,9 @@ class Accelerator(OwnAccelerator):
         )
         if isinstance(fsdp_plugin, FullyShardedDataParallelPlugin):
             fsdp_plugin.follow_precision(self.mixed_precision)
-        names = (*HANDLER_NAMES.values(), *REFUSED_HANDLERS)
-        handlers = {type(item).__name__: item for item in kwargs_handlers or ()}
-        vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in handlers.items()})
         self._plugin_options = chosen.as_options() if named_plugins else None
-        self._collectives.keeps_scalars = True
-        self._stepper.window.rescales_short_windows = False
-        self._stepper.window.counts_blocks_only = True
-        if not _is_set("sentinels", options.get("config")):
-            # Programs for accelerate handle NaN losses themselves, and step optimizers that were not prepared.
-            self._stepper.meter.accept_nan()
-            self._stepper.refuses_unprepared = False
-        mesh = None
-        if parallelism_config is not None:
-            parallelism_config.check_world(self._world.size)
-            # Built here, since every rank builds an Accelerator, and any of them may read the mesh.
-            mesh = parallelism_config.build_device_mesh(
-                self.device.type, getattr(self.components.strategy, "device_mesh", None)
-            )
+        self._train_as_accelerate(checks_losses=is_set("sentinels", config))
+        self._set_handlers(kwargs_handlers or ())
         self.parallelism_config_given = parallelism_config
         self.step_scheduler_with_optimizer, self.rng_types = step_scheduler_with_optimizer, rng_types
         self.device_placement, self.dataloader_config = device_placement, dataloader_config or DataLoaderConfiguration()
@@ -179,13 +145,51 @@ class Accelerator(OwnAccelerator):
             fsdp_plugin=fsdp_plugin,
             deepspeed_plugins=chosen if "" in named_plugins else named_plugins or chosen,
             parallelism_config=parallelism_config,
-            device_mesh=mesh,
+            device_mesh=self._build_mesh(),
             dynamo_plugin=dynamo_plugin,
             _cpu=cpu,
         )
         self._gradient_state = GradientState(gradient_accumulation_plugin)
-        of_self = weakref.ref(self)  # the shared state keeps no accelerator alive
-        self._gradient_state.bind(self._stepper.window, lambda: () if (own := of_self()) is None else own._dataloaders)
+        reference = weakref.ref(self)  # the shared state keeps no accelerator alive
+        self._gradient_state.bind(
+            self._stepper.window, lambda: () if (found := reference()) is None else found._dataloaders
+        )
+
+    def _take_registered(self, log_with: Any) -> list[Any] | None:
+        """Remember the trackers that programs have registered by name, and return the others of ``log_with``."""
+        require_folder(log_with, self.project_configuration.logging_dir)
+        self._registered = registered_names(log_with)
+        if not self._registered:
+            return log_with
+        given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
+        return [item for item in given if item not in self._registered] or None
+
+    def _train_as_accelerate(self, *, checks_losses: bool) -> None:
+        """Set the stepper to accelerate's rules of accumulation, and of losses that are NaN."""
+        self._collectives.keeps_scalars = True
+        self._stepper.window.rescales_short_windows = False
+        self._stepper.window.counts_blocks_only = True
+        if not checks_losses:
+            # Programs for accelerate handle NaN losses themselves, and step optimizers that were not prepared.
+            self._stepper.meter.accept_nan()
+            self._stepper.refuses_unprepared = False
+
+    def _set_handlers(self, handlers: Sequence[Any]) -> None:
+        """Set an attribute for each class of handlers: the given handler, or None."""
+        names = (*HANDLER_NAMES.values(), *REFUSED_HANDLERS)
+        by_class = {type(item).__name__: item for item in handlers}
+        vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in by_class.items()})
+
+    def _build_mesh(self) -> Any:
+        """Return the device mesh of the parallelism config; None without one. Every rank must call.
+
+        It is built with the accelerator, since any rank may read it later.
+        """
+        config = self.parallelism_config
+        if config is None:
+            return None
+        config.check_world(self._world.size)
+        return config.build_device_mesh(self.device.type, getattr(self.components.strategy, "device_mesh", None))
 
     def __reduce__(self) -> Any:
         """Copy an accelerator: one with its arguments is built, and prepares copies of what it has prepared."""
@@ -284,12 +288,12 @@ class Accelerator(OwnAccelerator):
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """Return the rank's place among those that have stages of a model; 0 if blocks are not divided."""
+        """The index of this process among those that hold stages of one model; 0 without pipeline parallelism."""
         return self.components.groups.mesh.index("pp")
 
     @property
     def context_parallel_rank(self) -> int:
-        """Return the rank's place among those that have parts of a sequence; 0 if sequences are not divided."""
+        """The index of this process among those that hold shards of one sequence; 0 without context parallelism."""
         return self.components.groups.mesh.index("cp")
 
     # --- prepared objects ---
@@ -314,10 +318,10 @@ class Accelerator(OwnAccelerator):
         """Prepare objects in place and return them; see `accel_nb.Accelerator.prepare`."""
         size = self.num_processes  # first: raises an error if the shared state was reset
         plugin, placement = self.state.deepspeed_plugin, list(device_placement or [None] * len(args))
-        args, counting = tuple(map(model_of, args)), []
+        args, per_step = tuple(map(model_of, args)), []
         if isinstance(plugin, DeepSpeedPlugin):
             require_options(plugin, self._plugin_options, args)
-            args, counting = without_placeholders(args, self, plugin)
+            args, per_step = without_placeholders(args, self, plugin)
         for item in args:
             refuse_offloaded_quantized(item)
         if self.use_stateful_dataloader:
@@ -326,26 +330,26 @@ class Accelerator(OwnAccelerator):
             args = tuple(stateful_copy(item) if type(item) is DataLoader else item for item in args)
             preparer = self.components.preparer  # streams without a state are read again, as by torchdata
             preparer.data = preparer.data.model_copy(update={"resume_stream": "replay"})
-        at_once = [at for at, item in enumerate(args) if item not in counting]
+        at_once = [at for at, item in enumerate(args) if item not in per_step]
         super().prepare(*(args[at] for at in at_once), device_placement=[placement[at] for at in at_once])
-        if counting:
-            self._prepare_counting_steps(counting)
+        if per_step:
+            self._prepare_per_step(per_step)
         for item in args:
             if isinstance(item, DataLoader):
                 vars(item).update(gradient_state=self._gradient_state, **dict.fromkeys(LOADER_EVENTS, do_nothing))
                 count_epochs(item)
             if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
-                mark_prepared(item, self, 1 if item in counting else self._schedule_stride)
+                mark_prepared(item, self, 1 if item in per_step else self._schedule_stride)
             if isinstance(item, nn.Module) and size > 1 and not hasattr(item, "no_sync"):
-                # Models of several processes are there wrapped by DDP.
+                # In accelerate these models are wrapped in DDP, which has this method.
                 patch_instance(item, {"no_sync": self.no_sync}, plain_class(item))
         if isinstance(plugin, DeepSpeedPlugin):
             config = plugin.deepspeed_config
             args = tuple(DeepSpeedEngine(item, self, config) if isinstance(item, nn.Module) else item for item in args)
         return args[0] if len(args) == 1 else args
 
-    def _prepare_counting_steps(self, schedules: Sequence[LRScheduler]) -> None:
-        """Prepare schedules that advance by one in each step, whatever the number of processes."""
+    def _prepare_per_step(self, schedules: Sequence[LRScheduler]) -> None:
+        """Prepare schedules that advance by one in each optimizer step, whatever the number of processes."""
         preparer = self.components.preparer
         preparer.schedule, kept = "steps", preparer.schedule
         try:
@@ -368,21 +372,22 @@ class Accelerator(OwnAccelerator):
     def free_memory(self, *objects: Any) -> list[None]:
         """Restore prepared objects to their state before `prepare`, and free cached memory.
 
-        Models that were prepared for evaluation stay so: trainers prepare a reference model once, and call this later.
+        Models that were prepared for evaluation stay prepared: trainers prepare a reference model once, and later call
+        this method.
         """
         self.components.preparer.forget_evaluated()
         super().free_memory()
         return [None] * len(objects)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
-        """Return the context of one micro-batch; it decides whether optimizers step."""
+        """Return the context of one micro-batch; inside it optimizers step if it is the last one of its window."""
         self._gradient_state._set_sync_gradients(True)
         return super().accumulate(*models)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compute gradients; a tensor loss is divided by the accumulation steps."""
         kwargs.pop("learning_rate", None)
-        if not kwargs.pop("scale_wrt_gas", True):  # DeepSpeed's word for a loss that is divided already
+        if not kwargs.pop("scale_wrt_gas", True):  # DeepSpeed's argument for a loss that is divided already
             loss = loss * self.gradient_accumulation_steps
         super().backward(loss, **kwargs)
 
@@ -397,7 +402,7 @@ class Accelerator(OwnAccelerator):
     def maybe_context_parallel(
         self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None
     ) -> Generator[None, None, None]:
-        """Do nothing: attention layers shard their sequences, and the code around the model has whole ones."""
+        """Do nothing: attention layers shard their sequences themselves, so ``buffers`` stay whole."""
         yield
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
@@ -406,9 +411,9 @@ class Accelerator(OwnAccelerator):
 
     @contextmanager
     def trigger_sync_in_backward(self, model: nn.Module) -> Generator[None, None, None]:
-        """Average the model's gradients in the backward passes of the block, also those that were accumulated before.
+        """Average the model's gradients over ranks at the end of the ``with`` block, including accumulated ones.
 
-        They are averaged when the block ends, so that code may read them there.
+        Code after the block may read them.
         """
         with super().trigger_sync_in_backward(model):
             yield
@@ -422,8 +427,8 @@ class Accelerator(OwnAccelerator):
     ) -> AbstractContextManager[None]:
         """Return a context for uneven inputs; without ``even_batches`` the accelerator's own value decides.
 
-        If samples are repeated, all ranks have equally many, so they are not joined and may gather in the block. Where
-        ranks cannot be joined, there is a warning, and only ``even_batches`` has an effect.
+        With ``even_batches`` all ranks have equally many batches: nothing is joined, and collectives are allowed inside
+        of the context. If ranks cannot be joined, a warning says why, and only ``even_batches`` has an effect.
         """
         if even_batches is None and self.even_batches:
             even_batches = True
@@ -436,8 +441,8 @@ class Accelerator(OwnAccelerator):
     def _reason_not_to_join(self) -> str | None:
         sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
         if self.distributed_type in sharded or not self.components.strategy.capabilities.keeps_local:
-            return "each has a part of the model, and they train together"
-        return None if self._optimizers else "no optimizer is prepared whose steps they make together"
+            return "each holds shards of the model, which all ranks need in each step"
+        return None if self._optimizers else "no optimizer is prepared"
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         """Clip gradients to a total norm and return the norm before clipping.
@@ -478,14 +483,14 @@ class Accelerator(OwnAccelerator):
             self._tracked.thread.wait_started()  # programs call methods of the objects that they have made
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
-        """Report values by name. None is left out, and where no tracker runs so is all that is no number."""
+        """Log values by name. None is left out; without a running tracker, only numbers are logged."""
         kept = {name: value for name, value in values.items() if value is not None}
         if self._tracked.thread is None:
             kept = {name: value for name, value in kept.items() if number_of(value) is not None}
         super().log(kept, step, log_kwargs)
 
     def _tracked_step(self, step: int | None) -> int | None:
-        """Return the step that trackers get: none if none is given, so that those that count values go on counting."""
+        """Return the step for trackers: None if it was not given, so that each tracker counts its own steps."""
         return step
 
     # --- files ---
@@ -586,12 +591,14 @@ class Accelerator(OwnAccelerator):
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints; raise ValueError for others."""
         lacking = [
-            f"Item at index {at}, {item!r}"
+            f"object {at}, {item!r}"
             for at, item in enumerate(objects)
             if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict")
         ]
         if lacking:
-            raise ValueError(f"without state_dict and load_state_dict nothing can be saved: {'; '.join(lacking)}")
+            raise ValueError(
+                f"objects of a checkpoint have state_dict and load_state_dict; without these are {'; '.join(lacking)}"
+            )
         super().register_for_checkpointing(*objects)
         self._custom_objects.extend(objects)
 
@@ -662,21 +669,3 @@ def mark_prepared(item: Any, accelerator: Accelerator, stride: int = 1) -> None:
     add_members(item, AcceleratedScheduler, accelerator, methods)
     kind: Any = type(item)
     kind._is_accelerate_prepared = True
-
-
-def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:
-    if given is None:
-        return ProjectConfiguration(project_dir=project_dir)
-    if project_dir is not None and given.project_dir is None:
-        given.set_directories(project_dir)
-    if not isinstance(given, ProjectConfiguration):
-        return ProjectConfiguration(**vars(given))
-    return given
-
-
-def _is_set(name: str, config: Any) -> bool:
-    """Return whether an option is set by the code, by a cell's flags, by a file or by the environment."""
-    if isinstance(config, str | os.PathLike):
-        return True
-    layers = ambient_layers() or (environment_layer(option_variables()),)
-    return name in (config or {}) or any(name in layer.values for layer in layers)

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from accel_nb.compat.option_records import ProjectConfiguration
+from accel_nb.compat.plugins import ProjectConfiguration
 
 _NAME = re.compile(r"checkpoint_(\d+)")
 

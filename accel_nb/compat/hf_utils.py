@@ -136,8 +136,8 @@ def save(
     if world.is_local_main if save_on_each_node else world.is_main:
         if safe_serialization and isinstance(obj, dict) and (dropped := obj.keys() - drop_tied_duplicates(obj).keys()):
             get_logger("accelerate.utils.other").warning(
-                f"Removed shared tensor {sorted(dropped)}: each is stored once, under its first name; tie the weights "
-                "after loading",
+                f"left out {sorted(dropped)}: a tensor of several names is stored once, under its first name; tie the "
+                "weights after loading",
                 main_process_only=False,
             )
         save_plain(obj, f, as_safetensors=safe_serialization)

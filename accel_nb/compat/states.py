@@ -79,8 +79,8 @@ class PartialState(process_state.PartialState):
         if kind._shared_state or (not hasattr(kind, name) and name not in _RECORD_FIELDS):
             raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'")
         raise AttributeError(
-            f"`{kind.__name__}` object has no attribute `{name}`. This happens if `{kind.__name__}._reset_state()` was "
-            "called: build an Accelerator or a state again"
+            f"{kind.__name__}.{name} is not set: {kind.__name__}._reset_state() has cleared the state. Build an "
+            "Accelerator or a state again"
         )
 
 

@@ -187,29 +187,29 @@ class Resolved:
         return cls(config, _all_origins(origins), notes)
 
 
-_ambient: ContextVar[tuple[Layer, ...] | Resolved] = ContextVar("accel_nb_layers", default=())
+_current: ContextVar[tuple[Layer, ...] | Resolved] = ContextVar("accel_nb_layers", default=())
 
 
-def ambient_layers() -> tuple[Layer, ...]:
-    """Return the layers that are weaker than an Accelerator's arguments; none outside of a cell."""
-    ambient = _ambient.get()
-    return ambient.layers if isinstance(ambient, Resolved) else ambient
+def current_layers() -> tuple[Layer, ...]:
+    """Return the cell's layers of options, which an Accelerator's arguments override; none outside of a cell."""
+    found = _current.get()
+    return found.layers if isinstance(found, Resolved) else found
 
 
-def ambient_config() -> Resolved | None:
-    """Return the config that the ambient layers resolve to, if it was passed to `using_layers`; else None."""
-    ambient = _ambient.get()
-    return ambient if isinstance(ambient, Resolved) else None
+def current_config() -> Resolved | None:
+    """Return the cell's resolved options, if these were passed to `using_layers`; else None."""
+    found = _current.get()
+    return found if isinstance(found, Resolved) else None
 
 
 @contextmanager
 def using_layers(layers: Iterable[Layer] | Resolved) -> Generator[None, None, None]:
-    """Make ``layers``, or those of a config, the ambient layers inside of the ``with`` block."""
-    token = _ambient.set(layers if isinstance(layers, Resolved) else tuple(layers))
+    """Make these the cell's layers of options inside of the ``with`` block."""
+    token = _current.set(layers if isinstance(layers, Resolved) else tuple(layers))
     try:
         yield
     finally:
-        _ambient.reset(token)
+        _current.reset(token)
 
 
 def without_overridden(layer: Layer, stronger: Iterable[Layer]) -> Layer:

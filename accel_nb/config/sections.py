@@ -83,7 +83,7 @@ class DdpOptions(Section):
 
 
 class FsdpOptions(Section):
-    """Options of PyTorch's fully_shard: each worker holds a part of the model."""
+    """Options of PyTorch's fully_shard: each worker holds a shard of the model."""
 
     wrap: Annotated[Literal["blocks", "size", "classes", "model"], BeforeValidator(read_text)] = declare(
         "blocks",
@@ -143,7 +143,7 @@ class FsdpOptions(Section):
 
 
 class DeepspeedOptions(Section):
-    """Options of DeepSpeed's ZeRO: each worker holds a part of the training state."""
+    """Options of DeepSpeed's ZeRO: each worker holds a shard of the training state."""
 
     zero_stage: Annotated[Literal[1, 2, 3], BeforeValidator(read_whole)] = declare(
         2,
@@ -171,7 +171,7 @@ class DeepspeedOptions(Section):
     weights: PathText = declare(
         None,
         "Safetensors from which models on the meta device (torch.device('meta'), init_empty_weights) are loaded, each "
-        "worker reading its part only; stage 3.",
+        "worker reading its shard only; stage 3.",
         metavar="PATH",
         allowed="the path of a safetensors file, of an index of several, or of their folder, or none",
     )
@@ -281,7 +281,7 @@ class MeshOptions(Section):
 
     tp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
         1,
-        "Number of workers that compute each layer together (tensor parallelism): each holds a part of the weights of "
+        "Number of workers that compute each layer together (tensor parallelism): each holds a shard of the weights of "
         "linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model.",
         unit="workers",
         flag="tp",

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class BatchShare(NamedTuple):
-    """A rank's part of a global batch; a tuple, since one is created for each batch.
+    """A rank's share of a global batch; a tuple, since one is created for each batch.
 
     ``num_samples`` is 0 for a filler: one repeated sample, with which a rank without a share takes part in the step.
     The last ``num_repeated`` samples are repeats that make all shares equally long: they count in training and in

@@ -1,8 +1,10 @@
-"""The ways in which ranks divide the memory of a training, and the options that choose each. Imports no torch.
+"""The layouts of a training: how each strategy shards and offloads its state, and the options that select it.
+
+Imports no torch, so that the kernel can use it.
 
 The stages are those of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
-Parameter Models" (2020), section 5; FSDP2 is their third stage by blocks. The order of `LAYOUTS` is the order of
-preference among those that fit: least communication first, PyTorch's own before those that need another package.
+Parameter Models" (2020), section 5; FSDP2 shards as their third stage does, block by block. The order of `LAYOUTS` is
+the order of preference among those that fit: least communication first, PyTorch's own before other packages.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ Options = Mapping[str, "str | int | bool"]
 """Options of a run by their dotted names, with the values that choose a layout."""
 
 ShardingKind = Literal["torch", "blocks", "flat"]
-"""``torch``: not divided (plain torch, DDP); ``blocks``: `fully_shard`, by block; ``flat``: in flat partitions."""
+"""``torch``: not sharded (one process, DDP); ``blocks``: `fully_shard` of each block; ``flat``: ZeRO's partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A way to train: the state that is divided among ranks, and the state that is offloaded to the host's memory."""
+    """The state of a training that is sharded over ranks, and the state that is offloaded to the host's memory."""
 
     name: str
     engine: ShardingKind

@@ -36,7 +36,7 @@ class MeshShape:
 
 
 NO_MESH = MeshShape()
-"""Every rank reads samples of its own."""
+"""The mesh of data parallel training: every rank reads different samples."""
 
 
 def simple_shapes(world: int) -> tuple[MeshShape, ...]:
@@ -47,7 +47,7 @@ def simple_shapes(world: int) -> tuple[MeshShape, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """The part of a model on one rank of a mesh, of uneven parts the largest, before data ranks divide it.
+    """The sizes of the shard of a model on one rank of a mesh (the largest one), before FSDP shards it further.
 
     ``whole`` is the model before experts are divided, whose parts are those with experts if ranks hold one copy.
     ``activations`` are those of the samples of one rank. ``messages`` are the bytes that the rank sends in a
@@ -64,7 +64,7 @@ class MeshSizes:
 
 
 def mesh_layouts(shape: MeshShape, world: int) -> list[Layout]:
-    """Return the layouts of a mesh: copies over the ranks that are left, or parts."""
+    """Return the layouts of a mesh: over the remaining ranks the model is replicated, or sharded."""
     options = {f"mesh.{name}": degree for name, degree in shape.degrees.items()}
     found: list[Layout] = []
     for base in (REPLICATED, FULLY_SHARDED):

@@ -70,7 +70,7 @@ class Plan:
         return self.layout.is_supported and (not self.checkpoints or has_checkpointing())
 
     def missing_bytes(self, setting: RunSetting) -> int:
-        """Return the bytes that one device lacks, or each rank's part of the host's; 0 if all fits."""
+        """Return the bytes that one device lacks, or each rank's share of the host's; 0 if all fits."""
         return max(0, self.usage.total - setting.room, self.usage.host - setting.host_room // setting.world)
 
 

@@ -19,7 +19,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from accel_nb.config import (
     Layer,
     Resolved,
-    ambient_layers,
+    current_layers,
     environment_layer,
     parse_flags,
     resolve,
@@ -187,7 +187,7 @@ class AccelerateMagics(Magics):
         return self._last_resolved[1]
 
     def _layers(self, flags: Layer) -> list[Layer]:
-        launched = ambient_layers()  # the options of an `accel-nb launch` of this notebook
+        launched = current_layers()  # the options of an `accel-nb launch` of this notebook
         given = without_overridden(flags, launched)
         own = [*self.session.notebook_layers, *self.session.connected_layers]
         return [environment_layer(option_variables()), *own, given, *launched]

@@ -3,7 +3,7 @@
 - kernel -> zygote: `Fork`, `Kill`, `TraceStack`
 - zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`, `StackTraced`
 - kernel -> worker: `TaskRequest`
-- worker -> kernel: `WorkerReady`, `Note`, `Reply`, `ActionDone`
+- worker -> kernel: `WorkerReady`, `RankMessage`, `Reply`, `ActionDone`
 - kernel -> monitor thread of a worker: `FinishStep`, `ProposeAction`, `DecideAction`, `Interrupt`, `AbortCollective`,
   `QueryPosition`
 - monitor thread -> kernel: `FinishAnswer`, `StepCount`, `Stopped`, `PositionReport`
@@ -261,13 +261,13 @@ class PositionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """A report of a rank while a request runs; the program defines topic and body.
+class RankMessage:
+    """A message of a rank while a request runs, such as a display or a log record; the program defines topic and body.
 
     ``mark`` is the number of the mark that the rank has written into its output before; 0 for none.
     """
 
-    kind: ClassVar[str] = "note"
+    kind: ClassVar[str] = "rank_message"
     number: int
     topic: str
     body: dict[str, Any]
@@ -312,7 +312,7 @@ _RECORDS: dict[str, type] = {
         AbortCollective,
         QueryPosition,
         PositionReport,
-        Note,
+        RankMessage,
         Reply,
     )
 }

@@ -25,8 +25,8 @@ from accel_nb.pool.engine import (
 from accel_nb.pool.messages import (
     ActionDone,
     FinishAnswer,
-    Note,
     PositionReport,
+    RankMessage,
     Reply,
     StepCount,
     Stopped,
@@ -39,7 +39,7 @@ from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05
 HANG = "hang"
-"""Topic of notes about a rank that others wait for; the body has the text of the note as ``line``."""
+"""Topic of messages about a rank that others wait for; the body has the text as ``line``."""
 START_TIMEOUT_S = 120.0
 EXIT_NOTICE_TIMEOUT_S = 1.0
 """How long to wait for the exit notice of a rank to which a request could not be sent."""
@@ -54,8 +54,8 @@ class RequestListener(Protocol):
         """Handle bytes that a rank wrote to its standard output or error stream."""
         ...
 
-    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
-        """Handle a note of a rank."""
+    def on_message(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+        """Handle a message of a rank."""
         ...
 
     def on_events(self, events: Sequence[Event]) -> None:
@@ -166,7 +166,7 @@ class Pool:
         self._number += 1
         escalation = StopEscalation(self._engine, self._number, self.size, finishes)
         hang_detector = HangDetector(
-            self._engine, self._number, self.size, lambda rank, line: listener.on_note(rank, HANG, {"line": line})
+            self._engine, self._number, self.size, lambda rank, line: listener.on_message(rank, HANG, {"line": line})
         )
         coordinator = ControlCoordinator(self._engine, self._number, ControlQueue() if controls is None else controls)
         results: list[RankResult] = []
@@ -272,8 +272,8 @@ class Pool:
             return [RankResult(rank, "died", death=death) for rank in lost]
         elif isinstance(arrival, RecordArrived):
             record = arrival.record
-            if isinstance(record, Note):
-                listener.on_note(arrival.rank, record.topic, record.body)
+            if isinstance(record, RankMessage):
+                listener.on_message(arrival.rank, record.topic, record.body)
             elif isinstance(record, Reply) and record.number == self._number:
                 waiting.discard(arrival.rank)
                 result = RankResult(

@@ -29,8 +29,8 @@ class WorkerLink(Protocol):
         """The factory of payloads that the worker can send."""
         ...
 
-    def note(self, topic: str, body: dict[str, Any]) -> None:
-        """Send a note about the running request to the kernel."""
+    def send_message(self, topic: str, body: dict[str, Any]) -> None:
+        """Send a message about the running request to the kernel."""
         ...
 
     def interruptible(self) -> AbstractContextManager[None]:

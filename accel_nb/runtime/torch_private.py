@@ -99,8 +99,8 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "fsdp.visible_parts",
-        ("strategies/fsdp/visible_parts.py",),
+        "fsdp.visible_shards",
+        ("strategies/fsdp/visible_shards.py",),
         ("FSDPParam._unsharded_param", "Module._parameters"),
     ),
     PrivateUse(

@@ -21,7 +21,7 @@ class CheckProgram:
         """Run the check on this rank."""
         try:
             with self._worker.interruptible():
-                detail = CHECKS[body["name"]](self._worker.world, lambda: self._worker.note("waiting", {}))
+                detail = CHECKS[body["name"]](self._worker.world, lambda: self._worker.send_message("waiting", {}))
         except KeyboardInterrupt:
             return TaskResult("interrupted", {})
         return TaskResult("done", {"detail": detail})

@@ -92,7 +92,7 @@ class _Listener:
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
         self.text += data
 
-    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_message(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         self.num_waiting += topic == "waiting"
 
     def on_events(self, events: Sequence[Event]) -> None:

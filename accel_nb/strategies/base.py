@@ -16,7 +16,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
-from accel_nb.runtime.distributed.sharded import ParameterMemory, local_part
+from accel_nb.runtime.distributed.sharded import ParameterMemory, local_shard
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
@@ -40,7 +40,7 @@ class Capabilities:
     """The features of a strategy. The accelerator reads these fields; it never compares a strategy's name or type.
 
     ``priority``: with ``--strategy auto`` the strategy of the highest is used, of those that fit the world.
-    ``shards_params``: each rank holds a part of the parameters. ``native_step``: `Strategy.step` does more than the
+    ``shards_params``: each rank holds shards of the parameters. ``native_step``: `Strategy.step` does more than the
     precision's step; if it is False and no loss scaling is on, the optimizer's own step is called. ``keeps_local``:
     `Strategy.keep_local` is supported. ``divides_layers``: there is a method ``divide_layers`` and an attribute
     ``groups``, as of `LayerDividing`. ``replicates``: ranks hold copies, for which a strategy that divides layers can
@@ -252,7 +252,7 @@ class Strategy(Protocol):
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state, copied or as it is in memory; every rank calls.
 
-        A tensor of which this rank holds a part is returned as a `Slice`.
+        A tensor of which this rank holds a shard is returned as a `Slice`.
         """
         ...
 
@@ -479,7 +479,7 @@ def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
     gradients = {
-        id(parameter): local_part(parameter.grad)
+        id(parameter): local_shard(parameter.grad)
         for parameter in stepped_parameters(*bundle.optimizers)
         if parameter.grad is not None
     }

@@ -111,7 +111,7 @@ class Xla(ReplicaStrategy):
 
     @torch.no_grad()
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Make models compute in the precision's dtype; every rank gets rank 0's weights, and every chip its part."""
+        """Make models compute in the precision's dtype; every rank gets rank 0's weights, and every chip its shard."""
         for model in bundle.models:
             if id(model) in self._wrapped:
                 continue

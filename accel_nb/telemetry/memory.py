@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.distributed.sharded import local_part
+from accel_nb.runtime.distributed.sharded import local_shard
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.telemetry.events import EventSink, MemorySample
@@ -111,6 +111,6 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
         if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
             storages[id(tensor)] = sum(x.nbytes for x in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
             continue
-        storage = local_part(tensor).untyped_storage()
+        storage = local_shard(tensor).untyped_storage()
         storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.runtime.distributed.sharded import local_part
+from accel_nb.runtime.distributed.sharded import local_shard
 from accel_nb.runtime.tensors.nested import find_tensors
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])")
@@ -79,7 +79,7 @@ class MemoryAttribution:
         total = 0
         for tensor in tensors:
             try:
-                storage = local_part(tensor).untyped_storage()
+                storage = local_shard(tensor).untyped_storage()
                 where, size, key = storage.device, storage.nbytes(), storage.data_ptr()
             except (RuntimeError, NotImplementedError):  # a tensor without a storage
                 continue

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.data.data_loaders import skip_first_batches
-from accel_nb.compat.option_records import DataLoaderConfiguration
+from accel_nb.compat.plugins import DataLoaderConfiguration
 from accel_nb.runtime.process.environment import set_rank_variables
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks

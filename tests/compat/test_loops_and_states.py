@@ -26,7 +26,7 @@ from accel_nb.compat.data.data_loaders import (
 )
 from accel_nb.compat.hf_utils import save
 from accel_nb.compat.models.model_parts import get_parameters_from_modules
-from accel_nb.compat.option_records import DataLoaderConfiguration, FullyShardedDataParallelPlugin
+from accel_nb.compat.plugins import DataLoaderConfiguration, FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import set_rank_variables
@@ -313,7 +313,7 @@ def two_ranks(world: World) -> dict[str, Any]:
     with pytest.warns(UserWarning, match="no optimizer"), accelerator.join_uneven_inputs([model], even_batches=False):
         found["joined"] = accelerator.gather(torch.ones(1)).tolist()
     accelerator.state.distributed_type = DistributedType.FSDP
-    with pytest.warns(UserWarning, match="a part of the model"), accelerator.join_uneven_inputs([model]):
+    with pytest.warns(UserWarning, match="shards of the model"), accelerator.join_uneven_inputs([model]):
         pass
     accelerator.state.distributed_type = DistributedType.MULTI_CPU
 

@@ -15,15 +15,15 @@ from torch.utils.data import DataLoader
 
 from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.data.data_loaders import SkipDataLoader, skip_first_batches
-from accel_nb.compat.kwargs_records import DistributedDataParallelKwargs, ProfileKwargs
-from accel_nb.compat.option_records import DDPCommunicationHookType, FullyShardedDataParallelPlugin
+from accel_nb.compat.kwargs_handlers import DistributedDataParallelKwargs, ProfileKwargs
 from accel_nb.compat.parallelism import ParallelismConfig
+from accel_nb.compat.plugins import DDPCommunicationHookType, FullyShardedDataParallelPlugin
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 
-def test_a_record_builds_a_profiler() -> None:
+def test_profile_kwargs_build_a_profiler() -> None:
     ready: list[str] = []
     record = ProfileKwargs(activities=["cpu"], on_trace_ready=lambda made: ready.append("ready"), record_shapes=True)
     with record.build() as profiler:

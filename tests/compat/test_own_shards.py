@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.option_records import DataLoaderConfiguration
+from accel_nb.compat.plugins import DataLoaderConfiguration
 from accel_nb.runtime.process.environment import set_rank_variables
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks

@@ -124,14 +124,14 @@ def test_output_notes_and_events_arrive_before_the_reply(pool):
         "import sys\n"
         "from accel_nb.telemetry.events import StepDone\n"
         "print('out')\nprint('err', file=sys.stderr)\n"
-        "worker.note('seen', {'value': 1})\n"
+        "worker.send_message('seen', {'value': 1})\n"
         "worker.emit(StepDone(0, 1, 0.0, 0.5, 0.1, 0.01, 4))"
     )
     run_code(pool, code, recorder=recorder)
     for rank in range(2):
         assert recorder.text[rank, "stdout"] == b"out\n"
         assert recorder.text[rank, "stderr"] == b"err\n"
-    assert sorted(recorder.notes) == [(rank, "seen", {"value": 1}) for rank in range(2)]
+    assert sorted(recorder.messages) == [(rank, "seen", {"value": 1}) for rank in range(2)]
     assert recorder.events == [StepDone(0, 1, 0.0, 0.5, 0.1, 0.01, 4)] * 2
 
 

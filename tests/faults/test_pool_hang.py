@@ -29,7 +29,7 @@ class HangRecorder(Recorder):
 
     @property
     def lines(self) -> list[tuple[int, str]]:
-        return [(rank, body["line"]) for rank, topic, body in self.notes if topic == HANG]
+        return [(rank, body["line"]) for rank, topic, body in self.messages if topic == HANG]
 
     def count_interrupts(self) -> int:
         if self.lines and not self.after:
@@ -99,8 +99,8 @@ def test_a_rank_that_prepares_a_request_is_reported_at_its_line(pool, tmp_path):
     class Ending(HangRecorder):
         """Ends the slow preparation when a line about a hang arrives."""
 
-        def on_note(self, rank, topic, body):
-            super().on_note(rank, topic, body)
+        def on_message(self, rank, topic, body):
+            super().on_message(rank, topic, body)
             end.touch()
 
     recorder = Ending()

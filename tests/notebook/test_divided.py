@@ -1,4 +1,4 @@
-"""Cells that train a model of which each worker holds a part: the notebook's model is whole, and the trained one."""
+"""Cells that train a model of which each worker holds a shard: the notebook's model is whole, and the trained one."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Workers:
         answers, reason = self._request(source, recorder)
         error = error_from_answers(answers, reason, {}, CELL_S)
         reports: dict[int, WorkerPrepared] = {}
-        for rank, topic, body in recorder.notes:
+        for rank, topic, body in recorder.messages:
             if topic == "event" and isinstance(event := from_message(body), WorkerPrepared):
                 reports[rank] = event
         lines = [receipt_line(self._pool.specs, list(reports.values()))]

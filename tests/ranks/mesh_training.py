@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.runtime.distributed.sharded import is_sharded, local_part, own_region
+from accel_nb.runtime.distributed.sharded import is_sharded, local_shard, own_region
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import gpt, loss_of, optimizers, tokens
@@ -44,7 +44,7 @@ def assert_equal_copies(accelerator: Accelerator, model: nn.Module) -> None:
     """Raise unless all ranks that hold the same part of a parameter hold the same bits."""
     for name, value in model.named_parameters():
         region = own_region(value) if is_sharded(value) else None
-        found = accelerator.gather_object([(str(region), local_part(value).detach().numpy().tobytes().hex())])
+        found = accelerator.gather_object([(str(region), local_shard(value).detach().numpy().tobytes().hex())])
         assert len(dict(found)) == len(set(found)), name
 
 

@@ -380,8 +380,8 @@ def test_a_model_without_memory_is_filled_part_by_part(tmp_path: Path) -> None:
         torch.testing.assert_close(weights, by_hand(range(3)), rtol=0, atol=1e-8)
         assert held < 0.6 * storage_bytes(model.parameters())
         assert "fsdp.weights" in problems[0]
-        assert "holds no 0.weight" in problems[1]
-        assert "holds no 1.bias" in problems[1]
+        assert "has no tensor 0.weight" in problems[1]
+        assert "has no tensor 1.bias" in problems[1]
 
 
 def test_a_model_without_memory_is_refused_where_it_stays_whole() -> None:

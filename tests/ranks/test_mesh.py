@@ -185,7 +185,7 @@ def refuse(world: World) -> None:
     accelerator.prepare(layers, torch.optim.SGD(layers.parameters(), lr=0.1))
     with pytest.raises(MisuseError, match="would return a part of its output"):
         layers.up(torch.zeros(2, 4))
-    with pytest.raises(MisuseError, match="each rank holds a part"), accelerator.join_uneven_inputs([layers]):
+    with pytest.raises(MisuseError, match="each rank holds shards"), accelerator.join_uneven_inputs([layers]):
         pass
     accelerator.close()
     wrong: list[tuple[dict[str, Any], str]] = [

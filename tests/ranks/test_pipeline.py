@@ -19,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.errors import ConfigError, MisuseError
-from accel_nb.runtime.distributed.sharded import is_absent, local_part
+from accel_nb.runtime.distributed.sharded import is_absent, local_shard
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, loss_of, optimizers, tokens
@@ -48,7 +48,7 @@ def one_case(world: World, kind: str, strategy: str, clip: float | None, accumul
     accelerator = build(world, tp=tp, strategy=strategy, gradient_accumulation_steps=accumulate)
     loader = batches(SIZES)
     accelerator.prepare(model, loader, *made)
-    held = [sum(local_part(value).numel() for value in block.parameters()) for block in model.blocks]
+    held = [sum(local_shard(value).numel() for value in block.parameters()) for block in model.blocks]
     assert sorted(map(bool, held)) == [False, True]
     train(accelerator, model, made, loader, clip)
     assert_equal_copies(accelerator, model)

@@ -19,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed.pipeline_stages import why_no_stages
-from accel_nb.runtime.distributed.sharded import local_part
+from accel_nb.runtime.distributed.sharded import local_shard
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import LENGTH, VOCABULARY, Gpt, by_hand, flat, gpt, loss_of, optimizers, tokens
@@ -54,7 +54,7 @@ def one_case(
     accelerator = build(world, per_rank, strategy=strategy, gradient_accumulation_steps=accumulate)
     loader = batches(SIZES)
     accelerator.prepare(model, loader, *made)
-    held = [sum(local_part(value).numel() for value in block.parameters()) for block in model.blocks]
+    held = [sum(local_shard(value).numel() for value in block.parameters()) for block in model.blocks]
     assert sum(map(bool, held)) == per_rank
     pipeline = accelerator.pipeline(model, token_loss, schedule=schedule)
     losses: list[float] = []

@@ -13,7 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from accel_nb.pool.messages import FinishAnswer, FinishStep, Interrupt, Note, Reply, Stopped, TaskRequest, WorkerReady
+from accel_nb.pool.messages import (
+    FinishAnswer,
+    FinishStep,
+    Interrupt,
+    RankMessage,
+    Reply,
+    Stopped,
+    TaskRequest,
+    WorkerReady,
+)
 from accel_nb.pool.payload import MemoryPayloads, Payloads
 from accel_nb.pool.program import Program, TaskResult
 from accel_nb.telemetry.events import Event, to_message
@@ -34,8 +43,8 @@ class PipeWorker:
         module, _, attribute = program.partition(":")
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
 
-    def note(self, topic: str, body: dict[str, Any]) -> None:
-        self._send(Note(self._number, topic, body))
+    def send_message(self, topic: str, body: dict[str, Any]) -> None:
+        self._send(RankMessage(self._number, topic, body))
 
     def emit(self, event: Event) -> None:
         self._send_frame({"kind": "measured", "event": to_message(event)})

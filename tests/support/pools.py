@@ -20,15 +20,15 @@ class Recorder:
 
     def __init__(self) -> None:
         self.text: dict[tuple[int, str], bytes] = {}
-        self.notes: list[tuple[int, str, dict[str, Any]]] = []
+        self.messages: list[tuple[int, str, dict[str, Any]]] = []
         self.events: list[Any] = []
         self.answers: list[RankResult] = []
 
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
         self.text[rank, stream] = self.text.get((rank, stream), b"") + data
 
-    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
-        self.notes.append((rank, topic, body))
+    def on_message(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+        self.messages.append((rank, topic, body))
 
     def on_events(self, events: Sequence[Any]) -> None:
         self.events += events

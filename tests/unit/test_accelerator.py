@@ -272,7 +272,7 @@ def test_a_loss_that_is_nan_is_named_and_leaves_the_model_alone() -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_without_sentinels_nan_is_no_error() -> None:
+def test_without_checks_nan_is_no_error() -> None:
     recorder = Recorder()
     model, optimizer = _parts()
     accelerator = Accelerator(cpu=True, sink=recorder, config={"sentinels": False})

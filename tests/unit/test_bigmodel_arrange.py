@@ -19,7 +19,7 @@ from accel_nb.bigmodel.planning.device_map import (
     plan_device_map,
 )
 from accel_nb.bigmodel.planning.placement import find_place
-from accel_nb.bigmodel.planning.placement_search import Arrangement, ForwardStep, PlacementUnit
+from accel_nb.bigmodel.planning.placement_search import Arrangement, ForwardStep, PlacedParts
 from accel_nb.bigmodel.planning.sizes import Device, compute_module_sizes
 from accel_nb.errors import ConfigError
 from tests.support.transformer import Transformer
@@ -32,7 +32,7 @@ def pace(cpu: float = 10, disk: float = 10, *, beside: bool = True) -> Pace:
 
 
 def arranged(steps: Sequence[ForwardStep], room: dict[Device, float], own: Pace) -> Arrangement:
-    parts = [PlacementUnit((str(at),), (at,), step.nbytes) for at, step in enumerate(steps)]
+    parts = [PlacedParts((str(at),), (at,), step.nbytes) for at, step in enumerate(steps)]
     return Arrangement(parts, steps, room, own)
 
 
@@ -105,10 +105,10 @@ def test_found_arrangements_are_as_fast_as_the_best_of_all() -> None:
         steps = [
             ForwardStep(size, draw.choice([size / draw.choice([10, 30, 60]), 10 * draw.random()])) for size in sizes
         ]
-        parts = [PlacementUnit((str(at),), (at,), size) for at, size in enumerate(sizes)]
+        parts = [PlacedParts((str(at),), (at,), size) for at, size in enumerate(sizes)]
         if draw.random() < 0.3:  # tied weights: used at the beginning and at the end
             steps[-1] = ForwardStep(steps[0].nbytes, steps[-1].seconds)
-            parts = [PlacementUnit(("0",), (0, len(steps) - 1), sizes[0]), *parts[1:-1]]
+            parts = [PlacedParts(("0",), (0, len(steps) - 1), sizes[0]), *parts[1:-1]]
         total = sum(part.nbytes for part in parts)
         room: dict[Device, float] = {0: total * draw.uniform(0.5, 1.2), "cpu": total / 3, "disk": INFINITE}
         own = Arrangement(parts, steps, room, pace(draw.choice([20, 50]), draw.choice([10, 20]), beside=seed % 4 > 0))

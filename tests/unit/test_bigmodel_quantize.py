@@ -192,7 +192,7 @@ def test_wrong_uses_are_refused(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("way", ["in place", "loaded", "on disk"])
-def test_the_known_record_and_function(tmp_path: Path, options: dict[str, Any], method: str, way: str) -> None:
+def test_the_options_of_bitsandbytes(tmp_path: Path, options: dict[str, Any], method: str, way: str) -> None:
     config = BnbQuantizationConfig(**options)
     expected = quantize_model(transformer().to(config.dtype), config.as_quantization())
     save_single(transformer(), tmp_path)
@@ -205,7 +205,34 @@ def test_the_known_record_and_function(tmp_path: Path, options: dict[str, Any], 
     assert torch.equal(outputs(model), outputs(expected))
 
 
-def test_the_known_record_refuses_what_does_not_fit() -> None:
+@pytest.mark.parametrize("skipped", [None, ["head"]])
+@pytest.mark.parametrize("kept", ["blocks.0.mix", "mix"])
+@pytest.mark.parametrize("way", ["in place", "loaded", "load"])
+def test_modules_kept_in_float32_are_not_quantized(
+    tmp_path: Path, skipped: list[str] | None, kept: str, way: str
+) -> None:
+    config = BnbQuantizationConfig(
+        load_in_4bit=True, bnb_4bit_compute_dtype="bf16", skip_modules=skipped, keep_in_fp32_modules=[kept]
+    )
+    save_single(transformer(), tmp_path)
+    if way == "in place":
+        model = load_and_quantize_model(transformer(), config)
+    elif way == "loaded":
+        model = load_and_quantize_model(empty(), config, tmp_path, {"": "cpu"})
+    else:
+        model = accel_nb.load(
+            tmp_path, lambda: Transformer(width=64), quantization=config, device_map={"": "cpu"}, verbose=False
+        )
+    layer = model.get_submodule("blocks.0.mix")
+    assert type(layer) is nn.Linear
+    assert layer.weight.dtype == torch.float32
+    assert "head" not in quantized_layers(model)
+    assert ("blocks.1.mix" in quantized_layers(model)) == (kept == "blocks.0.mix")
+
+
+def test_the_options_of_bitsandbytes_refuse_what_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match="keep_in_fp32_modules has names that match no module of the model: neck"):
+        load_and_quantize_model(transformer(), BnbQuantizationConfig(load_in_8bit=True, keep_in_fp32_modules=["neck"]))
     with pytest.raises(ConfigError, match="neither is set"):
         BnbQuantizationConfig()
     with pytest.raises(ConfigError) as caught:

@@ -4,7 +4,7 @@ import socket
 import pytest
 
 from accel_nb.pool.channel import MAX_PACKET, Channel, ChannelError
-from accel_nb.pool.messages import Exited, Note, Reply, decode, encode
+from accel_nb.pool.messages import Exited, RankMessage, Reply, decode, encode
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def pair():
 @pytest.mark.parametrize("size", [0, 10, MAX_PACKET - 60, MAX_PACKET, 5_000_000])
 def test_messages_of_any_size_arrive_whole(pair, size):
     ours, other = pair
-    ours.send({"kind": "note", "text": "x" * size})
-    assert other.receive() == ({"kind": "note", "text": "x" * size}, [])
+    ours.send({"kind": "rank_message", "text": "x" * size})
+    assert other.receive() == ({"kind": "rank_message", "text": "x" * size}, [])
 
 
 def test_descriptors_travel_along(pair):
@@ -28,7 +28,7 @@ def test_descriptors_travel_along(pair):
     descriptor = os.memfd_create("accel_nb_test")
     os.write(descriptor, b"content")
     for size in (1, 500_000):
-        ours.send({"kind": "note", "text": "x" * size}, [descriptor])
+        ours.send({"kind": "rank_message", "text": "x" * size}, [descriptor])
         _, [received] = other.receive()
         assert os.pread(received, 100, 0) == b"content"
         os.close(received)
@@ -56,7 +56,7 @@ def test_what_is_no_message_is_refused(packet):
 
 
 def test_records_survive_the_journey():
-    for record in (Exited(1, 22, -9), Note(3, "display", {"a": [1]}), Reply(3, "raised", {})):
+    for record in (Exited(1, 22, -9), RankMessage(3, "display", {"a": [1]}), Reply(3, "raised", {})):
         assert decode(encode(record)) == record
 
 

@@ -12,7 +12,7 @@ from accel_nb.config import (
     Layer,
     Origin,
     Resolved,
-    ambient_layers,
+    current_layers,
     environment_layer,
     parse_flags,
     resolve,
@@ -344,16 +344,16 @@ def test_document_of_another_version_is_refused():
         Resolved.from_json('{"version": 2}')
 
 
-def test_ambient_layers_are_set_only_inside_of_the_block():
+def test_current_layers_are_set_only_inside_of_the_block():
     layers = [parse_flags("--cpus 2")]
-    assert ambient_layers() == ()
+    assert current_layers() == ()
     with suppress(ZeroDivisionError), using_layers(layers):
-        assert ambient_layers() == tuple(layers)
+        assert current_layers() == tuple(layers)
         with using_layers([]):
-            assert ambient_layers() == ()
-        assert resolve([*ambient_layers(), code(accumulate=2)]).config.cpus == 2
+            assert current_layers() == ()
+        assert resolve([*current_layers(), code(accumulate=2)]).config.cpus == 2
         raise ZeroDivisionError
-    assert ambient_layers() == ()
+    assert current_layers() == ()
 
 
 def test_layer_of_an_unknown_kind_is_refused():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accel_nb.accelerator.plain_cells.error_hints import explain_error
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.sharded import FlatPart, register_flat_part
+from accel_nb.runtime.distributed.sharded import FlatShard, register_flat_shard
 
 
 def error_of(value: Tensor, kind: type[Exception] | None) -> Exception:
@@ -26,13 +26,13 @@ def error_of(value: Tensor, kind: type[Exception] | None) -> Exception:
 
 @pytest.mark.parametrize("kind", [RuntimeError, TypeError, None])
 def test_an_error_of_code_that_has_a_part_of_a_tensor_gets_the_way_out(kind: type[Exception] | None):
-    part = register_flat_part(torch.ones(2), FlatPart((4,), ((0, 2), (2, 2)), 0))
+    part = register_flat_shard(torch.ones(2), FlatShard((4,), ((0, 2), (2, 2)), 0))
     assert "`--strategy ddp`" in (explain_error(error_of(part, kind), None) or "")
 
 
 @pytest.mark.parametrize("kind", [KeyError, torch.OutOfMemoryError, MisuseError])
 def test_errors_of_other_causes_get_none(kind: type[Exception]):
-    part = register_flat_part(torch.ones(2), FlatPart((4,), ((0, 2), (2, 2)), 0))
+    part = register_flat_shard(torch.ones(2), FlatShard((4,), ((0, 2), (2, 2)), 0))
     assert explain_error(error_of(part, kind), None) is None
 
 

@@ -161,10 +161,10 @@ def test_offloading_needs_room_on_the_host_for_every_rank(monkeypatch: pytest.Mo
 def test_what_this_version_does_not_serve_is_shown_and_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel_nb.forecast.layouts.STRATEGIES", ("single", "ddp"))
     found = forecast(dense(), setting(GIB))
-    unserved = [plan for plan in found.plans if not plan.is_supported]
-    assert len(unserved) == len(found.plans) - 1
-    assert choose(unserved, found.setting) is None
-    for other in unserved:
+    unsupported = [plan for plan in found.plans if not plan.is_supported]
+    assert len(unsupported) == len(found.plans) - 1
+    assert choose(unsupported, found.setting) is None
+    for other in unsupported:
         assert f"{other.layout.name} *" in as_text(found)
 
 

@@ -127,11 +127,20 @@ def test_what_nothing_stands_for_is_refused_with_every_problem(values: dict[str,
 
 
 @pytest.mark.parametrize("name", ["fsdp_plugin", "deepspeed_plugin"])
-def test_a_process_alone_trains_without_what_the_plugin_divides_and_says_so(name: str):
+def test_with_one_worker_a_plugin_shards_nothing_and_its_other_options_apply(name: str):
     stages = {"zero_optimization": {"stage": 2}}
-    plugin = FullyShardedDataParallelPlugin() if name == "fsdp_plugin" else DeepSpeedPlugin(hf_ds_config=stages)
-    with pytest.warns(UserWarning, match=f"{type(plugin).__name__}.*there is only one"):
+    if name == "fsdp_plugin":
+        plugin: Any = FullyShardedDataParallelPlugin(cpu_offload=True, mixed_precision_policy="bf16")
+        reported = r"strategy, fsdp\.cpu_offload, fsdp\.reduce_dtype; applied: precision"
+    else:
+        plugin = DeepSpeedPlugin(hf_ds_config=stages, gradient_clipping=0.5)
+        reported = r"strategy, deepspeed\.zero_stage; applied: clip"
+    with pytest.warns(UserWarning, match=f"{type(plugin).__name__}.*one worker. Without an effect: {reported}"):
         accelerator = Accelerator(cpu=True, **{name: plugin})
+    if name == "fsdp_plugin":
+        assert accelerator.mixed_precision == "bf16"
+    else:
+        assert accelerator.resolved.config.clip == 0.5
     assert accelerator.describe()["strategy"] == "single"
     assert getattr(accelerator.state, name) is plugin
     assert accelerator.deepspeed_plugin is accelerator.state.deepspeed_plugin

@@ -78,7 +78,7 @@ def attempt(call: Callable[[], Any], *errors: type[Exception]) -> tuple[Any, str
 # --- between kernel and workers ---
 
 RECORDS = [
-    messages.Note(3, "display", {"data": {"text/plain": "1"}, "metadata": {}}),
+    messages.RankMessage(3, "display", {"data": {"text/plain": "1"}, "metadata": {}}),
     messages.Reply(3, "raised", {"error": {"type": "ValueError", "traceback": ["a", "b"]}}),
     messages.Exited(1, 4711, -9),
     messages.QueryPosition(7, from_outside=True),

@@ -1,4 +1,4 @@
-"""The order of a rank's text and notes."""
+"""The order of a rank's output and messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def test_text_after_a_mark_is_held_until_its_note_is_read():
     text = OrderedText()
     assert text.add(b"a" + mark(1) + b"b" + mark(2) + b"c") == b"a"
     assert text.add(b"d") == b""
-    assert text.record_note(1) == b"b"
-    assert text.record_note(2) == b"cd"
+    assert text.record_message(1) == b"b"
+    assert text.record_message(2) == b"cd"
     assert text.add(b"e") == b"e"
 
 
 def test_a_note_that_is_read_before_its_mark_holds_nothing():
     text = OrderedText()
-    assert text.record_note(2) == b""
+    assert text.record_message(2) == b""
     assert text.add(b"a" + mark(1) + mark(2) + b"b") == b"ab"
 
 

@@ -27,7 +27,7 @@ from accel_nb.config.sections import DataOptions
 from accel_nb.errors import ConfigError, MisuseError
 
 
-def test_each_field_of_the_record_is_an_option_of_the_schema():
+def test_each_field_of_the_plugin_is_an_option_of_the_schema():
     record = DataLoaderConfiguration(True, True, True, True, 7, True)
 
     options = record.as_options()
@@ -39,7 +39,7 @@ def test_each_field_of_the_record_is_an_option_of_the_schema():
     assert DataLoaderConfiguration().as_options() == {}
 
 
-def test_a_record_sets_options_and_says_where_they_came_from():
+def test_a_plugin_sets_options_and_says_where_they_came_from():
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=True, data_seed=3))
 
     data = accelerator.resolved.config.data
@@ -48,7 +48,7 @@ def test_a_record_sets_options_and_says_where_they_came_from():
     assert any("data.use_seedable_sampler is off" in note for note in accelerator.resolved.notes)
 
 
-def test_what_the_record_leaves_out_stays_as_the_options_of_the_run_say():
+def test_what_the_plugin_leaves_out_stays_as_the_options_of_the_run_say():
     with using_layers([Layer("flags", {"data": {"even_batches": True}}, "the magic")]):
         assert Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration()).resolved.config.data.even_batches
 
@@ -61,7 +61,7 @@ def test_what_the_record_leaves_out_stays_as_the_options_of_the_run_say():
         ({"config": {"data": {"even_batches": False}}}, ["Accelerator(config=...)", "data.even_batches"]),
     ],
 )
-def test_a_record_and_arguments_that_disagree_are_an_error_that_names_both(given, names):
+def test_a_plugin_and_arguments_that_disagree_are_an_error_that_names_both(given, names):
     record = DataLoaderConfiguration(split_batches=False, even_batches=True)
     with pytest.raises(ConfigError) as raised:
         Accelerator(cpu=True, dataloader_config=record, **given)
@@ -83,7 +83,7 @@ def test_copying_ahead_to_a_cpu_is_said_to_have_no_effect():
     assert any("non_blocking has no effect" in note for note in accelerator.describe()["notes"])
 
 
-def test_well_known_records_are_views_of_the_schema():
+def test_well_known_plugins_are_views_of_the_schema():
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_plugin=GradientAccumulationPlugin(4, sync_with_dataloader=False, sync_each_batch=True),

@@ -63,10 +63,10 @@ def test_checks_after_the_deadline_are_reported_as_not_run() -> None:
 
 def test_a_check_that_hangs_ends_at_the_deadline() -> None:
     # Without an interrupt, this check waits forever.
-    original = selftest._Listener.on_note
+    original = selftest._Listener.on_message
 
     class NeverWaiting(selftest._Listener):
-        def on_note(self, *args: Any) -> None:
+        def on_message(self, *args: Any) -> None:
             original(self, *args)
             self.num_waiting = 0
 

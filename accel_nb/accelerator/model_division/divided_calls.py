@@ -621,7 +621,7 @@ def _num_hooks(model: nn.Module) -> int:
 _TOO_FEW_ROWS = DivisionRefusal("its first batch has too few rows", is_final=False)
 
 _SHARDED_IN_THREAD = (
-    "{name} is called in a thread that the cell has started: each worker holds a part of it, and threads of several "
+    "{name} is called in a thread that the cell has started: each worker holds a shard of it, and threads of several "
     "workers take their turns in different orders. Call it in the cell itself, or without sharding"
 )
 

@@ -1,1 +1,1 @@
-"""Option records with the names that `accelerate` has for them."""
+"""Arguments and plugins with the names that `accelerate` has for them."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from accel_nb.accelerator.options.records import KwargsHandler
+from accel_nb.accelerator.options.kwargs_handler import KwargsHandler
 from accel_nb.config.fsdp_import import fsdp_outcome
 from accel_nb.config.import_report import NotImported
 from accel_nb.config.message_text import quoted
@@ -21,7 +21,9 @@ from accel_nb.errors import ConfigError
 
 @dataclass
 class FullyShardedDataParallelPlugin(KwargsHandler):
-    """Selects PyTorch's FSDP2 as the strategy. A single process shards nothing, and warns of that.
+    """Selects PyTorch's FSDP2 as the strategy.
+
+    With one worker nothing is sharded: the options of FSDP have no effect, and a warning names them.
 
     Values may be members of torch's enumerations, or their names. "Ignored" fields accept any value, which has no
     effect with FSDP2.

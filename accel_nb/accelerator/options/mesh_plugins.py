@@ -43,7 +43,7 @@ class MegatronLMPlugin:
             gradients and weights too.
         context_parallel_size: Processes that compute each sequence together (``mesh.cp``).
         expert_model_parallel_size: Processes that hold different experts (``mesh.ep``).
-        others: Other fields of accelerate's record; `as_options` raises an error for them.
+        others: Other fields of accelerate's class; `as_options` raises an error for them.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Records of options with the names of `accelerate`; each sets options of the schema in `accel_nb.config`.
+"""Plugins: dataclasses with the names and fields of `accelerate`, which set options of the schema in `accel_nb.config`.
 
 A field that is None leaves the option of the run unchanged. If a field has no corresponding option,
-`OptionRecord.as_options` raises an error with the reason, when an `Accelerator` is built with the record.
+`OptionPlugin.as_options` raises an error with the reason, when an `Accelerator` is built with the plugin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, Protocol, cast
 
-from accel_nb.accelerator.options.records import KwargsHandler
+from accel_nb.accelerator.options.kwargs_handler import KwargsHandler
 from accel_nb.config import Layer
 from accel_nb.config.deepspeed_import import import_deepspeed
 from accel_nb.config.import_report import ImportReport
@@ -23,8 +23,8 @@ from accel_nb.errors import ConfigError
 _DATA = ("dispatch_batches", "even_batches", "use_seedable_sampler", "data_seed", "non_blocking")
 
 
-class OptionRecord(Protocol):
-    """A record that can be converted to options."""
+class OptionPlugin(Protocol):
+    """An object whose fields are options."""
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema."""
@@ -349,7 +349,7 @@ class ProfileKwargs(KwargsHandler):
     output_trace_dir: str | os.PathLike[str] | None = None
 
     def as_options(self) -> dict[str, Any]:
-        """Return no options: the record applies to `Accelerator.profile` only."""
+        """Return no options: the fields are those of `Accelerator.profile` only."""
         return {}
 
 
@@ -396,7 +396,9 @@ class TorchDynamoPlugin(KwargsHandler):
 
 @dataclass
 class DeepSpeedPlugin(KwargsHandler):
-    """Selects DeepSpeed's ZeRO as the strategy. A single process shards nothing, and warns of that.
+    """Selects DeepSpeed's ZeRO as the strategy.
+
+    With one worker nothing is sharded: the options of ZeRO have no effect, and a warning names them.
 
     Args:
         hf_ds_config: A DeepSpeed configuration: the path of its JSON file, or a dictionary. For a value ``auto`` the
@@ -497,16 +499,16 @@ def refuse_unsupported(given: Mapping[str, object]) -> None:
 
 
 def option_layers(
-    config: Mapping[str, Any] | None, arguments: Mapping[str, Any], records: Sequence[OptionRecord | None]
+    config: Mapping[str, Any] | None, arguments: Mapping[str, Any], plugins: Sequence[OptionPlugin | None]
 ) -> list[Layer]:
     """Return the arguments of an `Accelerator` as layers of options.
 
-    Raises `ConfigError` where records and arguments disagree.
+    Raises `ConfigError` where plugins and arguments disagree.
     """
     given: list[tuple[str, Mapping[str, Any]]] = [
         ("Accelerator(config=...)", dict(config or {})),
         ("Accelerator(...)", _given({name: enum_value(value) for name, value in arguments.items()})),
-        *((f"{type(record).__name__}(...)", record.as_options()) for record in records if record is not None),
+        *((f"{type(plugin).__name__}(...)", plugin.as_options()) for plugin in plugins if plugin is not None),
     ]
     layers = [Layer("code", values, source) for source, values in given if values]
     refuse_disagreement(layers)
@@ -533,11 +535,11 @@ def checked_handlers(handlers: Sequence[object] | None) -> list[Any]:
     return found
 
 
-def argument_or_record(name: str, argument: Any, other: str, record: Any) -> Any:
-    """Return the value of an argument, or else that of a record; raises `ConfigError` if both are set and differ."""
-    if argument is not None and record is not None and argument != record:
-        raise ConfigError(f"{name}={argument!r} and {other}={record!r} disagree; remove one of the two")
-    return record if argument is None else argument
+def argument_or_field(name: str, argument: Any, field_name: str, value: Any) -> Any:
+    """Return an argument, or else the value of a plugin's field; raises `ConfigError` if both are set and differ."""
+    if argument is not None and value is not None and argument != value:
+        raise ConfigError(f"{name}={argument!r} and {field_name}={value!r} disagree; remove one of the two")
+    return value if argument is None else argument
 
 
 def enum_value(value: Any) -> Any:
@@ -557,14 +559,14 @@ def _offloaded(device: str | None) -> str | None:
     return "no" if device == "none" else device
 
 
-def _short(record: Any) -> str:
-    """Return the text of a record with only the fields that were set."""
+def _short(plugin: Any) -> str:
+    """Return the text of a plugin with only the fields that were set."""
     shown = ", ".join(
-        f"{item.name}={getattr(record, item.name)!r}"
-        for item in fields(record)
-        if getattr(record, item.name) not in (item.default, {})
+        f"{item.name}={getattr(plugin, item.name)!r}"
+        for item in fields(plugin)
+        if getattr(plugin, item.name) not in (item.default, {})
     )
-    return f"{type(record).__name__}({shown})"
+    return f"{type(plugin).__name__}({shown})"
 
 
 def refuse_disagreement(layers: Sequence[Layer]) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_evaluation_mode, warn_undivided_loader
-from accel_nb.accelerator.plain_cells.detection.external_division import is_divided_loader
+from accel_nb.accelerator.plain_cells.detection.distributed_objects import has_distributed_sampler
 from accel_nb.accelerator.plain_cells.detection.training_detection import find_training_code
 from accel_nb.accelerator.plain_cells.detection.unmanaged_tensors import UnmanagedTensors
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
@@ -116,7 +116,7 @@ class CellLoops:
             caller = sys._getframe(1).f_globals.get("__name__", "")
             is_handled = (
                 is_sharded(loader)
-                or is_divided_loader(loader)
+                or has_distributed_sampler(loader)
                 or caller.startswith("accel_nb.")
                 or type(loader).__iter__ is not __iter__
             )

@@ -450,9 +450,9 @@ class TrainingState:
         for (index, name, value), is_present in zip(parameters, has_gradient, strict=True):
             if not is_present:
                 continue
-            own = sharded.local_part(value)
-            gradient = torch.zeros_like(own) if value.grad is None else sharded.local_part(value.grad)
-            if sharded.is_sharded(value):  # one row, the mean over ranks; each rank stores its part
+            own = sharded.local_shard(value)
+            gradient = torch.zeros_like(own) if value.grad is None else sharded.local_shard(value.grad)
+            if sharded.is_sharded(value):  # one row, the mean over ranks; each rank stores its shard
                 start, num_rows, place = sharded.own_region(value)[0], 1, 0
             else:
                 start, num_rows, place = (0,) * value.dim(), size, rank
@@ -490,7 +490,7 @@ class TrainingState:
                 continue
             num_rows = saved[name].shape[0]
             if sharded.is_sharded(value):
-                gradient = sharded.own_part(value, saved[name].read().mean(0))
+                gradient = sharded.own_shard(value, saved[name].read().mean(0))
                 value.grad = sharded.shard_like(value, gradient.to(value.device, value.dtype))
                 continue
             if num_rows == size:

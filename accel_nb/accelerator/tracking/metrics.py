@@ -1,4 +1,4 @@
-"""Gathering of values that ranks compute from batches of prepared loaders: each sample once, in the loader's order."""
+"""Gathering of the values that ranks compute from their batches: each sample once, in the loader's order."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.sharded import local_part
+from accel_nb.runtime.distributed.sharded import local_shard
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.strategies.base import Bundle
 
@@ -74,11 +74,11 @@ class FirstStepCheck:
             self._check_learning_rate()
         groups = [(group, value) for group in self._optimizer.param_groups for value in group["params"]]
         self._check_owner([value for _, value in groups])
-        moving = [(group, value) for group, value in groups if _is_plain(local_part(value)) and value.grad is not None]
+        moving = [(group, value) for group, value in groups if _is_plain(local_shard(value)) and value.grad is not None]
         self._parameters = [value for _, value in moving]
         if not moving:
             return
-        self._before = _checksums([local_part(value) for value in self._parameters])
+        self._before = _checksums([local_shard(value) for value in self._parameters])
         self._is_expected = torch.stack([_has_effect(value, group.get("lr", 0.0)) for group, value in moving])
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ class FirstStepCheck:
         """
         if self._before is None or self._is_expected is None:
             return True
-        after = _checksums([local_part(value) for value in self._parameters])
+        after = _checksums([local_shard(value) for value in self._parameters])
         stuck = ((after == self._before) & self._is_expected.to(after.device)).nonzero().flatten().tolist()
         if self._has_replicas and self._comm.world.size > 1:
             self._compare(after)
@@ -118,7 +118,7 @@ class FirstStepCheck:
 
     def _largest_difference(self, numbers: list[int]) -> float:
         """Return the largest difference between ranks of the sum of a parameter."""
-        sums = torch.stack([local_part(self._parameters[number]).sum(dtype=torch.float64) for number in numbers])
+        sums = torch.stack([local_shard(self._parameters[number]).sum(dtype=torch.float64) for number in numbers])
         rows = torch.stack(self._comm.all_gather(sums))
         return float((rows.max(0).values - rows.min(0).values).max())
 
@@ -163,7 +163,7 @@ def replica_digest(models: Iterable[nn.Module]) -> str:
 
     At most 256 parameters are read, evenly spaced over the models.
     """
-    values = [value for model in models for value in map(local_part, model.parameters()) if _is_plain(value)]
+    values = [value for model in models for value in map(local_shard, model.parameters()) if _is_plain(value)]
     spread = values[:: -(-len(values) // _MAX_SAMPLED) or 1]
     rows = [value[(0,) * (value.dim() - 1)] if value.dim() else value[None] for value in spread]
     samples = [row[:_NUM_SAMPLES].to("cpu", torch.float64).numpy().tobytes() for row in rows]
@@ -204,7 +204,7 @@ def _checksum(bits: Tensor) -> Tensor:
 
 def _has_effect(value: Tensor, rate: Any) -> Tensor:
     """Return whether a plain gradient step is large enough to change even the largest value of a parameter."""
-    grad, value = local_part(value.grad), local_part(value)
+    grad, value = local_shard(value.grad), local_shard(value)
     assert grad is not None, "only parameters with a gradient are checked"
     largest = grad.detach().abs().max().float() if grad.layout is torch.strided else grad._values().abs().max().float()
     threshold = _MARGIN * torch.finfo(value.dtype).eps * value.detach().abs().max().float()

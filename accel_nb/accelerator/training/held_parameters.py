@@ -102,7 +102,7 @@ class _Replacing:
             return
         self._has_warned = True
         warn_at_user_line(
-            f"a tensor of shape {tuple(value.shape)} that was made before this cell is in the memory of a part of a "
+            f"a tensor of shape {tuple(value.shape)} that was made before this cell is in the memory of a shard of a "
             "parameter, which the strategy has divided among the workers: it keeps the old values. Make the tensor "
             "where it is used, or train with `--strategy ddp`"
         )

@@ -77,11 +77,16 @@ class _UnevenRun:
         self._is_uneven = False
 
     def finish(self, bundle: Bundle, factor: float | Tensor) -> None:
-        """Replace the gradients by the mean over all ranks' micro-batches, before a step of this rank."""
+        """Replace the gradients by the mean over all ranks' micro-batches, before a step of this rank.
+
+        The arguments are those of `Strategy.finish_gradients`: ``factor`` is the size of a window divided by the number
+        of its micro-batches, which is more than 1 if the loader's last batch has closed the window early.
+        """
         assert not isinstance(factor, Tensor), "loss weights are refused inside of join_uneven_inputs"
         [optimizer] = bundle.optimizers
         index = next(number for number, proxy in enumerate(self._proxies) if proxy.optimizer is optimizer)
-        rows = self._exchange([1, index, round(self._stepper.window.size / factor)])
+        num_micro_batches = round(self._stepper.window.size / factor)
+        rows = self._exchange([1, index, num_micro_batches])
         self._merge(index, rows)
         self._stepper.strategy.finish_gradients(bundle, 1.0)
 

@@ -1,4 +1,4 @@
-"""The functions that a model's classes compute with, which the cells of a notebook may replace."""
+"""The functions of a model's classes, which later cells of a notebook may replace."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def code_of(classes: frozenset[type]) -> ModelCode:
 
 
 def is_changed(before: ModelCode, now: ModelCode) -> bool:
-    """Return whether a function was replaced by one of other code.
+    """Return whether a function was replaced by one with other code.
 
-    One of the same code may come from pickling the model, which compiles a `torch.fx.GraphModule` again, on one rank.
+    A new function with the same code is no change: pickling a model on one rank compiles a `torch.fx.GraphModule`
+    again.
     """
     if before == now:
         return False

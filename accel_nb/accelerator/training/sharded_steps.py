@@ -11,10 +11,10 @@ from accel_nb.runtime.torch_private import torch_version
 def refuse_wrong_optimizer(optimizer: Optimizer) -> None:
     """Raise `MisuseError` for an optimizer that the installed PyTorch computes wrongly on shards, without an error.
 
-    PyTorch 2.9 squares the norm of each part, and then adds these up.
+    PyTorch 2.9 computes a norm of a sharded tensor from wrong powers of the norms of its shards.
     """
     if type(optimizer).__name__ == "Adafactor" and torch_version() == "2.9":
-        raise _wrong_on_shards(optimizer, "norms of parts are wrong in PyTorch 2.9")
+        raise _wrong_on_shards(optimizer, "norms of shards are wrong in PyTorch 2.9")
 
 
 def refuse_failed_optimizer(optimizer: Optimizer, error: RuntimeError) -> None:

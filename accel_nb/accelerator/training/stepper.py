@@ -54,7 +54,7 @@ class Stepper:
         memory: MemoryMeter,
         time_use: TimeMeter,
         window: AccumulationOptions | None = None,
-        has_sentinels: bool = False,
+        has_checks: bool = False,
         counts_samples: bool = True,
     ) -> None:
         """Begin without objects; ``counts_samples`` is False if another rank reads and counts the same data."""
@@ -91,7 +91,7 @@ class Stepper:
         self.time_use = time_use
         self._averaged_ids: set[int] = set()
         self._recorded = RecordedModels()
-        self._has_sentinels = has_sentinels
+        self._has_checks = has_checks
         self._counts_samples = counts_samples
         self.weights = LossWeights(world, comm)
         self._last_share: BatchShare | None = None
@@ -358,7 +358,7 @@ class Stepper:
     def replica_digest(self) -> str | None:
         """Return a digest that is equal on ranks with equal replicas; None if they may differ, or checks are off."""
         has_replicas = not self.strategy.capabilities.shards_params and not self._is_local
-        if not (self._has_sentinels and has_replicas and self.world.size > 1):
+        if not (self._has_checks and has_replicas and self.world.size > 1):
             return None
         return replica_digest(self.stepped_models())
 
@@ -437,7 +437,7 @@ class Stepper:
 
     def _build_first_step_check(self, proxy: OptimizerProxy) -> FirstStepCheck | None:
         """Return the check of an optimizer's first step, with the state before the step recorded."""
-        if not self._has_sentinels or self._is_local:
+        if not self._has_checks or self._is_local:
             proxy.needs_check = False
             return None
         if has_gradient(proxy.optimizer):

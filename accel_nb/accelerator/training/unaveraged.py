@@ -24,7 +24,7 @@ class UnaveragedParameter(NamedTuple):
         return self.parameter.requires_grad and self.parameter.grad is not None
 
     def describe(self, namespace: Mapping[str, Any], num_workers: int) -> str:
-        """Return the text of the error that names the parameter, and the ways out."""
+        """Return the text of the error: the parameter, and what to change."""
         name = name_in_namespace(self.parameter, namespace)
         return (
             f"parameter {self.position} of group {self.group} of the optimizer"

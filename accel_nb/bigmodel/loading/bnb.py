@@ -13,7 +13,7 @@ from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.loading.quantized_files import quantize_checkpoint, replace_quantized_layers
 from accel_nb.bigmodel.offload.dispatch import dispatch_model
 from accel_nb.bigmodel.planning.device_map import check_device_map, plan_device_map
-from accel_nb.bigmodel.planning.sizes import Device
+from accel_nb.bigmodel.planning.sizes import Device, matches_name
 from accel_nb.bigmodel.quantization.kernels import Quantization
 from accel_nb.bigmodel.quantization.quantize import quantize_model
 from accel_nb.errors import ConfigError
@@ -27,7 +27,8 @@ class BnbQuantizationConfig:
 
     ``bnb_4bit_compute_dtype`` is the dtype in which 4-bit layers compute, ``torch_dtype`` that of other weights (None:
     float16 with 8 bits, else the compute dtype). ``skip_modules`` are not quantized (None: tied layers and the head),
-    nor are ``keep_in_fp32_modules``, which are kept in float32.
+    nor are ``keep_in_fp32_modules``, which are kept in float32. Both are names of modules, or parts of names between
+    dots.
     """
 
     load_in_8bit: bool = False
@@ -62,15 +63,18 @@ class BnbQuantizationConfig:
         return _DTYPES[given] if isinstance(given, str) else given
 
     def as_quantization(self) -> Quantization:
-        """Return the options as a `Quantization`."""
-        kept = tuple(self.keep_in_fp32_modules or ())
-        skipped = None if self.skip_modules is None else (*self.skip_modules, *kept)
+        """Return the options as a `Quantization`, which has no ``keep_in_fp32_modules``: see `quantize`."""
         return Quantization(
             method="bnb_int8" if self.load_in_8bit else "nf4" if self.bnb_4bit_quant_type == "nf4" else "fp4",
             threshold=self.llm_int8_threshold,
             nested=self.bnb_4bit_use_double_quant,
-            skip_modules=skipped,
+            skip_modules=None if self.skip_modules is None else tuple(self.skip_modules),
         )
+
+    def quantize(self, model: nn.Module, dtype: torch.dtype | str | None = None) -> None:
+        """Replace linear layers of a model in place; ``dtype`` is that of the computation (None: the layers' own)."""
+        kept = self.keep_in_fp32_modules or ()
+        quantize_model(model, self.as_quantization(), dtype=dtype, keep_in_fp32_modules=kept)
 
 
 def load_and_quantize_model(
@@ -94,14 +98,15 @@ def load_and_quantize_model(
         raise ConfigError("the model is empty, and weights_location is not given: name the checkpoint to load")
     if not is_empty:
         model.to(config.dtype)
-        for name in config.keep_in_fp32_modules or ():
-            model.get_submodule(name).to(torch.float32)
-        quantize_model(model, config.as_quantization())
+        for name, module in model.named_modules():
+            if any(matches_name(name, keep) for keep in config.keep_in_fp32_modules or ()):
+                module.to(torch.float32)
+        config.quantize(model)
         places = _places(model, device_map, no_split_module_classes, max_memory, config)
         return model if places is None else dispatch_model(model, places, offload_dir=offload_folder)
     assert weights_location is not None
     if not replace_quantized_layers(model, weights_location):
-        quantize_model(model, config.as_quantization(), dtype=config.dtype)
+        config.quantize(model, config.dtype)
         places = _places(model, device_map, no_split_module_classes, max_memory, config)
         if places is not None and "disk" in places.values():
             if offload_folder is None:

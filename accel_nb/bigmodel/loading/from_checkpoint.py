@@ -65,13 +65,15 @@ def load(
     """
     model = _build_empty(model_class, builder, config)
     was_quantized = replace_quantized_layers(model, checkpoint)
+    kept: Sequence[str] = ()
     if quantization is not None:
         if was_quantized:
             raise ConfigError(f"{checkpoint} holds quantized weights already; leave quantization out")
         if isinstance(quantization, BnbQuantizationConfig):
-            dtype = dtype or quantization.dtype
-            quantization = quantization.as_quantization()
-        quantize_model(model, quantization, dtype=dtype)
+            dtype, kept = dtype or quantization.dtype, quantization.keep_in_fp32_modules or ()
+            quantization.quantize(model, dtype)
+        else:
+            quantize_model(model, quantization, dtype=dtype)
     demand = None if example is None else measure_demand(model, example, dtype=dtype)
     flops = {} if demand is None else demand.flops_of
 
@@ -108,6 +110,7 @@ def load(
         dtype=dtype,
         preload_module_classes=_as_list(no_split_module_classes),
         buffer_bytes=buffer_bytes,
+        keep_in_fp32_modules=kept,
         strict=strict,
         on_progress=on_progress,
     )

@@ -17,7 +17,7 @@ from accel_nb.bigmodel.offload.dispatch import dispatch_model
 from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.device_map import check_device_map, plan_device_map
 from accel_nb.bigmodel.planning.placement import find_place
-from accel_nb.bigmodel.planning.sizes import Device, parse_dtype, to_torch_device
+from accel_nb.bigmodel.planning.sizes import Device, matches_name, parse_dtype, to_torch_device
 from accel_nb.bigmodel.quantization.quantize import QuantizedLinear, quantized_layers
 from accel_nb.bigmodel.safetensors_reader import FileTensor, SafetensorsCheckpoint, open_safetensors
 from accel_nb.errors import ConfigError
@@ -350,7 +350,7 @@ def _slots(
             slots[id(tensor)].names.append(name)
             continue
         own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        if tensor.is_floating_point() and any(part in keep_in_fp32 for part in name.split(".")):
+        if tensor.is_floating_point() and any(matches_name(name, keep) for keep in keep_in_fp32):
             own = torch.float32
         slots[id(tensor)] = ModelTensorSlot([name], tensor, own, name in buffers)
     return list(slots.values())

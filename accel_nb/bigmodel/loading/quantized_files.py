@@ -61,7 +61,7 @@ def quantize_checkpoint(
     opened = open_safetensors(checkpoint)
     wanted = None if dtype is None else parse_dtype(dtype)
     if not quantized_layers(model):
-        quantize_model(model, quantization, dtype=wanted)
+        quantize_model(model, quantization, dtype=wanted, keep_in_fp32_modules=keep_in_fp32_modules or ())
     matched, _ = match_tensors(model, opened, wanted, keep_in_fp32_modules or ())
 
     def values() -> Iterator[tuple[str, Tensor]]:

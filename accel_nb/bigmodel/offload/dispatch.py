@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 
 from accel_nb.bigmodel.meta import clone_parameter_onto
-from accel_nb.bigmodel.offload.weight_prefetch import OffloadedWeight, OffloadError, WeightPrefetcher, WeightUnit
+from accel_nb.bigmodel.offload.weight_prefetch import OffloadedWeight, OffloadError, WeightGroup, WeightPrefetcher
 from accel_nb.bigmodel.offload.weight_transfer import HostTensor, WeightSource, WeightTransfer, build_transfer
 from accel_nb.bigmodel.planning.device_map import check_device_map, main_device
 from accel_nb.bigmodel.planning.module_tree import ModuleTree
@@ -38,14 +38,14 @@ from accel_nb.runtime.process.hardware import num_usable_cores
 from accel_nb.runtime.safetensors_header import SUFFIX
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
 
-_HANDLE = "_accel_nb_dispatched"
+_RECORD = "_accel_nb_dispatched"
 _WHOLE = ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer")
 """torch modules that use the weights of their children without calling them."""
 _MOST_READERS = 4
 _CORES_PER_READER = 4
 _FILE_BYTES = 1 << 30
 _ADAPTER_SHARE = 0.1
-"""Trainable parameters among frozen ones count as adapters up to this share of all bytes."""
+"""If at most this share of a model's bytes is trainable, and the rest frozen, the trainable parameters are adapters."""
 
 
 def dispatch_model(
@@ -63,12 +63,13 @@ def dispatch_model(
     """Place a model's weights by a device map and prepare its forwards; returns the model, changed in place.
 
     Weights on ``cpu`` or ``disk`` are copied to the main device (the map's first accelerator, else the CPU) for their
-    computation, block by block through ``buffer_bytes`` of buffers (None: two of the largest parts), prefetched in the
-    order of the previous forward. They are frozen; gradients pass through them, so that adapters train. Trainable
-    parameters among frozen ones stay on the main device if they are few. Weights of a checkpoint on disk are given in
-    ``offload_index`` (`LoadReport.on_disk`) and are read from there; others are written to ``offload_dir``.
-    ``preload_module_classes`` are loaded whole, since they use weights of their children without calling them (None:
-    the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between devices.
+    computation, block by block through ``buffer_bytes`` of buffers (None: twice the size of the largest block),
+    prefetched in the order of the previous forward. They are frozen, and gradients are computed through them, so that
+    adapters train. Trainable parameters of a mostly frozen model stay on the main device if they are few. Weights of a
+    checkpoint on disk are given in ``offload_index`` (`LoadReport.on_disk`) and are read from there; others are written
+    to ``offload_dir``. ``preload_module_classes`` are loaded whole, since they use weights of their children without
+    calling them (None: the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between
+    devices.
 
     Raises `ConfigError` with all problems of the map; a forward raises `OffloadError` if weights cannot be read.
     """
@@ -132,45 +133,45 @@ def remove_hook_from_submodules(model: nn.Module) -> None:
 
     Weights on devices stay there. Does nothing for a model that was not dispatched.
     """
-    handle = model.__dict__.get(_HANDLE)
-    if handle is not None:
-        handle.close()
+    record = model.__dict__.get(_RECORD)
+    if record is not None:
+        record.close()
 
 
 def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and values of a dispatched model's ``state_dict``, on the CPU, one at a time."""
-    handle = model.__dict__.get(_HANDLE)
-    away = {} if handle is None else {name: piece for piece in handle.weights for name in piece.aliases}
+    record = model.__dict__.get(_RECORD)
+    offloaded = {} if record is None else {name: weight for weight in record.weights for name in weight.aliases}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        yield name, (read_weight(away[name]) if name in away else tensor.detach().cpu())
+        yield name, (read_weight(offloaded[name]) if name in offloaded else tensor.detach().cpu())
 
 
 def has_offloaded_params(model: nn.Module) -> bool:
     """Return whether a model has weights that are loaded for each forward."""
-    handle = model.__dict__.get(_HANDLE)
-    return handle is not None and bool(handle.weights)
+    record = model.__dict__.get(_RECORD)
+    return record is not None and bool(record.weights)
 
 
 def get_dispatch_record(model: nn.Module) -> DispatchRecord:
     """Return the record of what `dispatch_model` changed; raises `MisuseError` for a model that was not dispatched."""
-    handle = model.__dict__.get(_HANDLE)
-    if handle is None:
+    record = model.__dict__.get(_RECORD)
+    if record is None:
         raise MisuseError("the model was not dispatched; call dispatch_model or load_checkpoint_and_dispatch first")
-    return handle
+    return record
 
 
 def get_prefetcher(model: nn.Module) -> WeightPrefetcher | None:
     """Return the prefetcher of a dispatched model, with its counters; None if nothing is offloaded."""
-    handle = model.__dict__.get(_HANDLE)
-    return None if handle is None else handle.prefetcher
+    record = model.__dict__.get(_RECORD)
+    return None if record is None else record.prefetcher
 
 
 @dataclass(eq=False)
 class ModuleWeights:
-    """The offloaded weights of one module, without those of its parts."""
+    """The offloaded weights of one module, without those of its submodules."""
 
-    units: list[WeightUnit] = field(default_factory=list)
-    """The units with these weights; several only for a module in several blocks."""
+    groups: list[WeightGroup] = field(default_factory=list)
+    """The groups with these weights; several only for a module in several blocks."""
     weights: dict[str, OffloadedWeight] = field(default_factory=dict)
     """By name in the module."""
 
@@ -196,7 +197,7 @@ class DispatchRecord:
 
     def close(self) -> None:
         """Restore weights and forwards."""
-        values = {id(piece): read_weight(piece) for piece in self.weights}
+        values = {id(weight): read_weight(weight) for weight in self.weights}
         for module, before in reversed(self._wrapped):
             if before is None:
                 del module.__dict__["forward"]
@@ -205,22 +206,22 @@ class DispatchRecord:
         if self.prefetcher is not None:
             self.prefetcher.close()
         made: dict[str, Tensor] = {}
-        for piece in self.weights:
-            value = values[id(piece)]
-            if isinstance(piece.placeholder, nn.Parameter):
-                value = clone_parameter_onto(piece.placeholder, value).requires_grad_(piece.was_trainable)
-            value = made.setdefault(piece.name, value)
-            for holder, leaf in piece.holders:
+        for weight in self.weights:
+            value = values[id(weight)]
+            if isinstance(weight.placeholder, nn.Parameter):
+                value = clone_parameter_onto(weight.placeholder, value).requires_grad_(weight.was_trainable)
+            value = made.setdefault(weight.name, value)
+            for holder, leaf in weight.holders:
                 holder[leaf] = value
-        del self.model.__dict__[_HANDLE]
+        del self.model.__dict__[_RECORD]
 
 
-def read_weight(piece: OffloadedWeight) -> Tensor:
+def read_weight(weight: OffloadedWeight) -> Tensor:
     """Return the value of an offloaded tensor, on the CPU."""
-    if isinstance(piece.source, HostTensor) and piece.source.tensor.dtype == piece.placeholder.dtype:
-        return piece.source.tensor
-    out = torch.empty(piece.placeholder.shape, dtype=piece.placeholder.dtype, device="cpu")
-    piece.source.read_into(out)
+    if isinstance(weight.source, HostTensor) and weight.source.tensor.dtype == weight.placeholder.dtype:
+        return weight.source.tensor
+    out = torch.empty(weight.placeholder.shape, dtype=weight.placeholder.dtype, device="cpu")
+    weight.source.read_into(out)
     return out
 
 
@@ -238,7 +239,7 @@ def _dispatch(
     transfer: WeightTransfer | None = None,
 ) -> nn.Module:
     """Implement `dispatch_model`; a given ``transfer`` is used for weights in host memory on every device."""
-    if _HANDLE in model.__dict__:
+    if _RECORD in model.__dict__:
         raise MisuseError("the model is dispatched already; call remove_hook_from_submodules(model) first")
     check_device_map(model, device_map, must_exist=True)
     tensors = list_tensors(model)
@@ -255,28 +256,28 @@ def _dispatch(
     )
     offloaded = [tensor for tensor in tensors if places.is_offloaded(tensor)]
     sources = _sources(model, tensors, offloaded, places, offload_index or {}, offload_dir)
-    handle = DispatchRecord(model)
-    units = _units(tree, model, offloaded, sources, handle)
-    budget = _budget(units, buffer_bytes)
+    record = DispatchRecord(model)
+    groups = _group_weights(tree, model, offloaded, sources, record)
+    budget = _budget(groups, buffer_bytes)
     _bypass_cache_if_too_small(sources.values())
-    for piece in handle.weights:
-        for holder, leaf in piece.holders:
-            holder[leaf] = piece.placeholder
+    for weight in record.weights:
+        for holder, leaf in weight.holders:
+            holder[leaf] = weight.placeholder
     for tensor in tensors:
         if tensor.name not in sources:
             _move(model, tensor, places.device_of(tensor))
-    handle.modules = _weights_of_modules(model, units)
-    if units:
+    record.modules = _weights_of_modules(model, groups)
+    if groups:
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
-        handle.prefetcher = WeightPrefetcher(units, transfer or build_transfer(device), budget, num_readers=readers)
-        for unit in units:
-            handle.wrap(tree.modules[unit.name], functools.partial(_with_weights, handle.prefetcher, unit))
-        called = {tree.modules[unit.name] for unit in units}
-        for part, held in handle.modules.items():
-            if part not in called and _is_callable(part):
-                handle.wrap(part, functools.partial(_with_weights_if_alone, handle.prefetcher, held.units))
-    _wrap_devices(handle, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
-    model.__dict__[_HANDLE] = handle
+        record.prefetcher = WeightPrefetcher(groups, transfer or build_transfer(device), budget, num_readers=readers)
+        for group in groups:
+            record.wrap(tree.modules[group.name], functools.partial(_with_weights, record.prefetcher, group))
+        called = {tree.modules[group.name] for group in groups}
+        for module, held in record.modules.items():
+            if module not in called and _is_callable(module):
+                record.wrap(module, functools.partial(_with_weights_if_absent, record.prefetcher, held.groups))
+    _wrap_devices(record, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
+    model.__dict__[_RECORD] = record
     return model
 
 
@@ -369,12 +370,12 @@ def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Weigh
     sources: dict[str, WeightSource] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for number, group in enumerate(_groups(tensors)):
+        for number, names in enumerate(_split_into_files(tensors)):
             path = folder / f"offloaded-{os.getpid()}-{id(tensors):x}-{number:05d}{SUFFIX}"
-            part = path.with_suffix(".part")
-            made += [path, part]
-            save_file({name: tensors[name].cpu().contiguous() for name in group}, part)
-            os.replace(part, path)
+            partial = path.with_suffix(".part")
+            made += [path, partial]
+            save_file({name: tensors[name].cpu().contiguous() for name in names}, partial)
+            os.replace(partial, path)
             sources.update(SafetensorsFile(path).tensors)
     except (OSError, SafetensorError) as error:
         for path in made:
@@ -383,29 +384,29 @@ def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Weigh
     return sources
 
 
-def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Yield the names for each file."""
-    group: list[str] = []
+def _split_into_files(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Yield the names of the tensors of each file."""
+    names: list[str] = []
     nbytes = 0
     for name, tensor in tensors.items():
-        group.append(name)
+        names.append(name)
         nbytes += tensor.numel() * tensor.dtype.itemsize
         if nbytes >= _FILE_BYTES:
-            yield group
-            group, nbytes = [], 0
-    if group:
-        yield group
+            yield names
+            names, nbytes = [], 0
+    if names:
+        yield names
 
 
-def _units(
+def _group_weights(
     tree: ModuleTree,
     model: nn.Module,
     offloaded: Sequence[ModelTensor],
     sources: Mapping[str, WeightSource],
-    handle: DispatchRecord,
-) -> list[WeightUnit]:
+    record: DispatchRecord,
+) -> list[WeightGroup]:
     """Group offloaded tensors by the module that needs them, in the model's order."""
-    groups: dict[str, list[OffloadedWeight]] = {}
+    by_owner: dict[str, list[OffloadedWeight]] = {}
     for tensor in offloaded:
         value = _tensor(model, tensor.name)
         empty = value.detach().to("meta")
@@ -414,10 +415,10 @@ def _units(
         aliases: dict[str, list[str]] = {}
         for name in tensor.names:
             holder = tree.containing_part(name)
-            owner = _called_part(tree, holder if holder in tree.modules else name.rpartition(".")[0])
+            owner = _called_module(tree, holder if holder in tree.modules else name.rpartition(".")[0])
             aliases.setdefault(owner, []).append(name)
         for owner, names in aliases.items():
-            piece = OffloadedWeight(
+            weight = OffloadedWeight(
                 name=tensor.name,
                 source=sources[tensor.name],
                 placeholder=empty,
@@ -425,17 +426,19 @@ def _units(
                 aliases=tensor.names,
                 was_trainable=value.requires_grad,
             )
-            handle.weights.append(piece)
-            groups.setdefault(owner, []).append(piece)
+            record.weights.append(weight)
+            by_owner.setdefault(owner, []).append(weight)
     order = {name: position for position, name in enumerate(tree.modules)}
     return [
-        WeightUnit(owner, pieces, rows_only=_is_lookup(tree.modules[owner]), holds_others=bool(tree.children(owner)))
-        for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
+        WeightGroup(
+            owner, weights, rows_only=_is_lookup(tree.modules[owner]), contains_others=bool(tree.children(owner))
+        )
+        for owner, weights in sorted(by_owner.items(), key=lambda item: order[item[0]])
     ]
 
 
-def _called_part(tree: ModuleTree, name: str) -> str:
-    """Return a module, or if it only holds tensors for others, as `nn.ParameterList`, the one above that is called."""
+def _called_module(tree: ModuleTree, name: str) -> str:
+    """Return a module's name, or that of its nearest ancestor with a forward: a `nn.ParameterList` is never called."""
     while name and not _is_callable(tree.modules[name]):
         name = name.rpartition(".")[0]
     return name
@@ -445,17 +448,17 @@ def _is_callable(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _weights_of_modules(model: nn.Module, units: Sequence[WeightUnit]) -> dict[nn.Module, ModuleWeights]:
+def _weights_of_modules(model: nn.Module, groups: Sequence[WeightGroup]) -> dict[nn.Module, ModuleWeights]:
     """Return the offloaded weights of each module that has some."""
     owners = {id(held): module for module in model.modules() for held in (module._parameters, module._buffers)}
     found: dict[nn.Module, ModuleWeights] = {}
-    for unit in units:
-        for piece in unit.weights:
-            for holder, leaf in piece.holders:
+    for group in groups:
+        for weight in group.weights:
+            for holder, leaf in weight.holders:
                 own = found.setdefault(owners[id(holder)], ModuleWeights())
-                own.weights.setdefault(leaf, piece)
-                if unit not in own.units:
-                    own.units.append(unit)
+                own.weights.setdefault(leaf, weight)
+                if group not in own.groups:
+                    own.groups.append(group)
     return found
 
 
@@ -464,13 +467,13 @@ def _is_lookup(module: nn.Module) -> bool:
     return type(module) is nn.Embedding and module.max_norm is None
 
 
-def _budget(units: Sequence[WeightUnit], buffer_bytes: int | str | None) -> int:
-    """Return the bytes of buffers: as given, else two of the largest unit, plus the units that contain others."""
-    largest = max(units, key=lambda unit: unit.nbytes, default=None)
+def _budget(groups: Sequence[WeightGroup], buffer_bytes: int | str | None) -> int:
+    """Return the bytes of buffers: as given, else twice the largest group and all that contain others."""
+    largest = max(groups, key=lambda group: group.nbytes, default=None)
     if largest is None:
         return 0
     if buffer_bytes is None:
-        outer = sum(unit.nbytes for unit in units if unit.contains_units)
+        outer = sum(group.nbytes for group in groups if group.contains_groups)
         return 2 * largest.nbytes + outer
     budget = read_bytes(buffer_bytes, "buffer_bytes")
     if largest.nbytes > budget:
@@ -516,60 +519,60 @@ def _move(model: nn.Module, tensor: ModelTensor, device: torch.device) -> None:
         holder[leaf] = moved
 
 
-def _with_weights(stream: WeightPrefetcher, unit: WeightUnit, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that runs with the unit's weights installed."""
+def _with_weights(prefetcher: WeightPrefetcher, group: WeightGroup, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that runs with the group's weights installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        stream.acquire(unit)
+        prefetcher.acquire(group)
         try:
             if not torch.is_grad_enabled():
                 return inner(*args, **kwargs)
-            with saved_tensors_hooks(*stream.saved_tensors_hooks(unit)):
+            with saved_tensors_hooks(*prefetcher.saved_tensors_hooks(group)):
                 return inner(*args, **kwargs)
         finally:
-            stream.release(unit)
+            prefetcher.release(group)
 
     return forward
 
 
-def _with_weights_if_alone(
-    stream: WeightPrefetcher, units: Sequence[WeightUnit], inner: Callable[..., Any]
+def _with_weights_if_absent(
+    prefetcher: WeightPrefetcher, groups: Sequence[WeightGroup], inner: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a forward of a part of blocks that loads a block if it is called outside of the forwards of all."""
-    alone = _with_weights(stream, units[0], inner)
+    """Return the forward of a module in groups: it loads the first group if this thread has loaded none of them."""
+    loading = _with_weights(prefetcher, groups[0], inner)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return inner(*args, **kwargs) if stream.holds_any(units) else alone(*args, **kwargs)
+        return inner(*args, **kwargs) if prefetcher.holds_any(groups) else loading(*args, **kwargs)
 
     return forward
 
 
-def _wrap_devices(handle: DispatchRecord, tree: ModuleTree, places: _Placement, skip_keys: Sequence[str]) -> None:
+def _wrap_devices(record: DispatchRecord, tree: ModuleTree, places: _Placement, skip_keys: Sequence[str]) -> None:
     """Wrap forwards to move inputs to the weights' devices, and the output to the device of the input."""
     devices = {name: places.compute_device(place) for name, place in places.device_map.items()}
-    handle.compute_devices = {name: device for name, device in devices.items() if name in tree.modules}
+    record.compute_devices = {name: device for name, device in devices.items() if name in tree.modules}
     if len({*devices.values(), places.main}) > 1:
-        for name, device in handle.compute_devices.items():
+        for name, device in record.compute_devices.items():
             if name:
-                handle.wrap(tree.modules[name], functools.partial(_with_moved_inputs, device, skip_keys, False))
-    if handle.prefetcher is not None:
-        handle.wrap(handle.model, functools.partial(_with_recorded_order, handle.prefetcher))
+                record.wrap(tree.modules[name], functools.partial(_with_moved_inputs, device, skip_keys, False))
+    if record.prefetcher is not None:
+        record.wrap(record.model, functools.partial(_with_recorded_order, record.prefetcher))
     if not device_type(places.main).is_host or len(set(devices.values())) > 1:
-        handle.wrap(handle.model, functools.partial(_with_moved_inputs, places.main, skip_keys, True))
+        record.wrap(record.model, functools.partial(_with_moved_inputs, places.main, skip_keys, True))
 
 
-def _with_recorded_order(stream: WeightPrefetcher, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _with_recorded_order(prefetcher: WeightPrefetcher, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward of the whole model whose order the prefetcher records."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        stream.begin_forward()
+        prefetcher.begin_forward()
         completed = False
         try:
             output = inner(*args, **kwargs)
             completed = True
             return output
         finally:
-            stream.end_forward(completed=completed)
+            prefetcher.end_forward(completed=completed)
 
     return forward
 

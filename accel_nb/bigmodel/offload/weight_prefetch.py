@@ -1,8 +1,8 @@
 """Prefetch of offloaded weights into a bounded set of buffers, in the order that earlier forwards used them.
 
-A `WeightUnit` is what a forward needs at once: a block, or a module with weights of its own. Units are read in the
-order of their next use, unless the transfer does not benefit from prefetch. The unit whose next use is last is evicted
-first, so that buffers beyond those of the prefetch retain a part of the model from one forward to the next.
+A `WeightGroup` has the weights that a forward needs at once: those of a block, or of a module with weights of its own.
+Groups are read in the order of their next use, unless the transfer does not benefit from prefetch. The group whose next
+use is last is evicted first, so that buffers beyond those of the prefetch retain some groups until the next forward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from accel_nb.errors import AccelNbError, MisuseError
 _IDLE_S = 0.25
 """A reader thread ends after this time without work; the next forward starts another."""
 _MIN_PREFETCH_BYTES = 32 << 20
-"""Consecutive units up to this size in total are prefetched together."""
+"""Consecutive groups up to this size in total are prefetched together."""
 
 
 class OffloadError(AccelNbError, OSError):
@@ -34,7 +34,7 @@ class OffloadError(AccelNbError, OSError):
 
 @dataclass(eq=False)
 class OffloadedWeight:
-    """One tensor of a unit: its source, and the entries of modules that hold it."""
+    """One tensor of a group: its source, and the entries of modules that hold it."""
 
     name: str
     source: WeightSource
@@ -45,7 +45,7 @@ class OffloadedWeight:
     """All names of the tensor in the model."""
     was_trainable: bool = False
     offset: int = 0
-    """Its offset in the unit's buffer, in bytes."""
+    """Its offset in the group's buffer, in bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -53,41 +53,41 @@ class OffloadedWeight:
         return self.placeholder.numel() * self.placeholder.dtype.itemsize
 
 
-class WeightUnit:
+class WeightGroup:
     """The tensors that a module's forward needs at once."""
 
     def __init__(
-        self, name: str, pieces: Sequence[OffloadedWeight], *, rows_only: bool = False, holds_others: bool = False
+        self, name: str, weights: Sequence[OffloadedWeight], *, rows_only: bool = False, contains_others: bool = False
     ) -> None:
         self.name = name
-        self.weights = tuple(pieces)
+        self.weights = tuple(weights)
         self.rows_only = rows_only
         """Whether a forward only looks up few rows of its tensors."""
-        self.contains_units = holds_others
-        """Whether other units are acquired and released during its forward."""
+        self.contains_groups = contains_others
+        """Whether other groups are acquired and released during its forward."""
         self.nbytes = 0
-        for piece in self.weights:
-            piece.offset = self.nbytes
-            self.nbytes += align_up(piece.nbytes)
+        for weight in self.weights:
+            weight.offset = self.nbytes
+            self.nbytes += align_up(weight.nbytes)
 
     def __repr__(self) -> str:
-        return f"Unit({self.name!r}, {self.nbytes} bytes)"
+        return f"WeightGroup({self.name!r}, {self.nbytes} bytes)"
 
 
 @dataclass(eq=False)
 class _Buffer:
     nbytes: int
     memory: Tensor | None
-    """None if the unit is used in place; its lease is released after each use."""
+    """None if the group is used in place; its lease is released after each use."""
     lease: PageLease | None = None
     events: list[Any] = field(default_factory=list)
     """Events of computations that may still read it."""
-    views: dict[WeightUnit, list[Tensor]] = field(default_factory=dict)
+    views: dict[WeightGroup, list[Tensor]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class _Residency:
-    """The state of a unit in a buffer."""
+    """The state of a group in a buffer."""
 
     buffer: _Buffer
     state: Literal["filling", "ready", "stale", "failed"] = "filling"
@@ -103,36 +103,36 @@ class _Residency:
 
 
 class _ThreadState(threading.local):
-    """The units that one computing thread has used and uses now, and its position in the order."""
+    """The groups that one computing thread has used and uses now, and its position in the order."""
 
     def __init__(self) -> None:
-        self.seen: list[WeightUnit] = []
-        self.held: list[WeightUnit] = []
+        self.seen: list[WeightGroup] = []
+        self.held: list[WeightGroup] = []
         self.next = 0
         self.depth = 0
 
 
 class WeightPrefetcher:
-    """Provides units with their weights during their forwards; several threads may compute at once.
+    """Loads the weights of groups for the forwards that need them; several threads may compute at once.
 
-    ``budget`` limits the buffers, in bytes. It is exceeded only while the units in use need more, as several concurrent
-    forwards may.
+    ``budget`` limits the buffers, in bytes. It is exceeded only while the groups in use need more, as those of several
+    concurrent forwards may.
     """
 
     def __init__(
-        self, units: Sequence[WeightUnit], transfer: WeightTransfer, budget: int, *, num_readers: int = 1
+        self, groups: Sequence[WeightGroup], transfer: WeightTransfer, budget: int, *, num_readers: int = 1
     ) -> None:
         self._transfer = transfer
         self._budget = budget
         self._num_readers = num_readers
         self._changed = threading.Condition()
-        self._residencies: dict[WeightUnit, _Residency] = {}
+        self._residencies: dict[WeightGroup, _Residency] = {}
         self._idle: list[_Buffer] = []
         self._allocated = 0
-        self._order: list[WeightUnit] = []
-        self._positions: dict[WeightUnit, list[int]] = {}
+        self._order: list[WeightGroup] = []
+        self._positions: dict[WeightGroup, list[int]] = {}
         self._now = 0
-        self._upcoming: dict[int, list[WeightUnit]] = {}
+        self._upcoming: dict[int, list[WeightGroup]] = {}
         self._readers: list[threading.Thread] = []
         self._is_stopped = threading.Event()
         # A thread inside torch when the interpreter exits crashes the process.
@@ -140,11 +140,11 @@ class WeightPrefetcher:
         """Stops the readers and waits for them; runs at the exit of the interpreter too."""
         self._thread_state = _ThreadState()
         self.num_fills = 0
-        """How many times a unit was read."""
+        """How many times a group was read."""
         self.peak_bytes = 0
         """The largest total size of the buffers so far."""
-        self._sharing = _sharing_units(units)
-        self._set_order(units)
+        self._sharing = _sharing_groups(groups)
+        self._set_order(groups)
 
     @property
     def device(self) -> torch.device:
@@ -171,64 +171,64 @@ class WeightPrefetcher:
             with self._changed:
                 self._upcoming = {ident: upcoming for ident, upcoming in self._upcoming.items() if ident in alive}
 
-    def acquire(self, unit: WeightUnit) -> None:
-        """Install the unit's weights in its modules, reading them first if needed; raises `OffloadError`."""
+    def acquire(self, group: WeightGroup) -> None:
+        """Install the group's weights in its modules, reading them first if needed; raises `OffloadError`."""
         with self._changed:
-            self._advance(unit)
-            residency = self._residencies.get(unit)
+            self._advance(group)
+            residency = self._residencies.get(group)
             reads = residency is None
             if residency is None:
-                buffer = self._buffer_for(unit, needed=True)
-                assert buffer is not None, "a unit in use always gets a buffer"
-                residency = self._residencies[unit] = _Residency(buffer)
+                buffer = self._buffer_for(group, needed=True)
+                assert buffer is not None, "a group in use always gets a buffer"
+                residency = self._residencies[group] = _Residency(buffer)
             residency.users += 1
         try:
             if reads:
-                self._fill(unit, residency)
+                self._fill(group, residency)
             with self._changed:
                 while residency.state == "filling":
                     self._changed.wait()
                 if residency.state == "failed":
                     raise OffloadError(
-                        f"the weights of {unit.name} cannot be read: {residency.error}"
+                        f"the weights of {group.name} cannot be read: {residency.error}"
                     ) from residency.error
                 if not residency.is_installed:
                     if residency.buffer.lease is not None:
                         residency.buffer.lease.acquire()
-                    self._install(unit, residency)
+                    self._install(group, residency)
             self._transfer.wait(residency.handle)
         except BaseException as error:  # an interrupt may come at any time
             with self._changed:
                 residency.users -= 1
-                self._drop_if_unused(unit, residency)
+                self._drop_if_unused(group, residency)
             if isinstance(error, OSError) and not isinstance(error, OffloadError):
-                raise OffloadError(f"the weights of {unit.name} cannot be read: {error}") from error
+                raise OffloadError(f"the weights of {group.name} cannot be read: {error}") from error
             raise
-        self._thread_state.held.append(unit)
+        self._thread_state.held.append(group)
 
-    def holds_any(self, units: Sequence[WeightUnit]) -> bool:
-        """Return whether the calling thread has acquired one of the units and not released it."""
+    def holds_any(self, groups: Sequence[WeightGroup]) -> bool:
+        """Return whether the calling thread has acquired one of the groups and not released it."""
         held = self._thread_state.held
-        return any(unit in held for unit in units)
+        return any(group in held for group in groups)
 
-    def release(self, unit: WeightUnit) -> None:
+    def release(self, group: WeightGroup) -> None:
         """Replace the weights by placeholders; weights that were changed in place are retained in memory."""
-        self._thread_state.held.remove(unit)
+        self._thread_state.held.remove(group)
         with self._changed:
-            residency = self._residencies[unit]
+            residency = self._residencies[group]
             if (
                 residency.buffer.memory is not None
                 and (mark := self._transfer.record_use(residency.buffer.memory)) is not None
             ):
                 residency.buffer.events.append(mark)
             residency.users -= 1
-            self._drop_if_unused(unit, residency)
-            if self._upcoming.get(threading.get_ident()):  # units that were not retained have freed their space
+            self._drop_if_unused(group, residency)
+            if self._upcoming.get(threading.get_ident()):  # groups that were not retained have freed their space
                 self._request_upcoming(self._budget)
 
-    def saved_tensors_hooks(self, unit: WeightUnit) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-        """Return hooks by which autograd saves references to a unit's tensors, and reads these again in backward."""
-        views = self._residencies[unit].buffer.views[unit]
+    def saved_tensors_hooks(self, group: WeightGroup) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+        """Return hooks by which autograd saves references to a group's tensors, and reads these again in backward."""
+        views = self._residencies[group].buffer.views[group]
         spans = [(view.data_ptr(), view.data_ptr() + view.nbytes, at) for at, view in enumerate(views)]
         device = self._transfer.device
 
@@ -236,7 +236,7 @@ class WeightPrefetcher:
             start = tensor.data_ptr() if tensor.device == device else 0
             for begin, end, at in spans:
                 if begin <= start < end:
-                    return _SavedReference(unit, at, tensor.dtype, tuple(tensor.shape), tensor.stride(), start - begin)
+                    return _SavedReference(group, at, tensor.dtype, tuple(tensor.shape), tensor.stride(), start - begin)
             return tensor
 
         return pack, self._fetch
@@ -253,44 +253,44 @@ class WeightPrefetcher:
     def _fetch(self, reference: Any) -> Tensor:
         if not isinstance(reference, _SavedReference):
             return reference
-        self.acquire(reference.unit)
+        self.acquire(reference.group)
         try:
-            view = self._residencies[reference.unit].buffer.views[reference.unit][reference.at].detach()
+            view = self._residencies[reference.group].buffer.views[reference.group][reference.at].detach()
             flat = view.reshape(-1).view(torch.uint8)[reference.offset :]
             flat = flat[: flat.numel() // reference.dtype.itemsize * reference.dtype.itemsize].view(reference.dtype)
             return flat.as_strided(reference.shape, reference.stride, flat.storage_offset()).clone()
         finally:
-            self.release(reference.unit)
+            self.release(reference.group)
 
     # --- methods below require the lock, except `_fill`, `_lease`, `_copy` and `_read_ahead` ---
 
-    def _set_order(self, order: Sequence[WeightUnit]) -> None:
+    def _set_order(self, order: Sequence[WeightGroup]) -> None:
         if list(order) != self._order:
             self._order = list(order)
             self._positions = {}
-            for position, unit in enumerate(order):
-                self._positions.setdefault(unit, []).append(position)
+            for position, group in enumerate(order):
+                self._positions.setdefault(group, []).append(position)
 
-    def _advance(self, unit: WeightUnit) -> None:
-        """Record this thread's position in the order, and request the units that it needs next."""
+    def _advance(self, group: WeightGroup) -> None:
+        """Record this thread's position in the order, and request the groups that it needs next."""
         state, order = self._thread_state, self._order
         if len(state.seen) > 8 * len(order):  # parts of the model are called alone, without `end_forward`
             state.seen = []
-        state.seen.append(unit)
-        if state.next >= len(order) or order[state.next] is not unit:
-            places = self._positions.get(unit)
+        state.seen.append(group)
+        if state.next >= len(order) or order[state.next] is not group:
+            places = self._positions.get(group)
             if not places:
                 return
             at = bisect_left(places, state.next)
             state.next = places[at] if at < len(places) else places[0]
         self._now = state.next
         state.next = (state.next + 1) % len(order)
-        self._request_upcoming(self._budget - unit.nbytes)
+        self._request_upcoming(self._budget - group.nbytes)
 
     def _request_upcoming(self, room: int) -> None:
-        """Request the units that this thread needs next, within ``room`` bytes."""
+        """Request the groups that this thread needs next, within ``room`` bytes."""
         order, begin = self._order, self._thread_state.next
-        upcoming: list[WeightUnit] = []
+        upcoming: list[WeightGroup] = []
         ahead = 0
         for step in range(len(order) - 1):
             other = order[(begin + step) % len(order)]
@@ -299,7 +299,7 @@ class WeightPrefetcher:
                 break
             ahead += other.nbytes
             if other in self._residencies or self._transfer.benefits_from_prefetch(
-                [piece.source for piece in other.weights]
+                [weight.source for weight in other.weights]
             ):
                 upcoming.append(other)
         self._upcoming[threading.get_ident()] = upcoming
@@ -315,7 +315,7 @@ class WeightPrefetcher:
         self._changed.notify_all()
 
     def _read_ahead(self) -> None:
-        """Read requested units into buffers; end after `_IDLE_S` without a request."""
+        """Read requested groups into buffers; end after `_IDLE_S` without a request."""
         while not self._is_stopped.is_set():
             with self._changed:
                 found = self._next_request()
@@ -328,34 +328,34 @@ class WeightPrefetcher:
                     continue
             self._fill(*found)
 
-    def _next_request(self) -> tuple[WeightUnit, _Residency] | None:
+    def _next_request(self) -> tuple[WeightGroup, _Residency] | None:
         for upcoming in self._upcoming.values():
-            for unit in upcoming:
-                if unit in self._residencies:
+            for group in upcoming:
+                if group in self._residencies:
                     continue
-                buffer = self._buffer_for(unit, needed=False)
+                buffer = self._buffer_for(group, needed=False)
                 if buffer is None:
                     break
-                residency = self._residencies[unit] = _Residency(buffer)
-                return unit, residency
+                residency = self._residencies[group] = _Residency(buffer)
+                return group, residency
         return None
 
-    def _fill(self, unit: WeightUnit, residency: _Residency) -> None:
-        """Read a unit into its buffer."""
+    def _fill(self, group: WeightGroup, residency: _Residency) -> None:
+        """Read a group into its buffer."""
         try:
             handle = (
-                self._lease(unit, residency.buffer)
+                self._lease(group, residency.buffer)
                 if residency.buffer.memory is None
-                else self._copy(unit, residency.buffer)
+                else self._copy(group, residency.buffer)
             )
         except BaseException as error:
             with self._changed:
                 residency.state, residency.error = "failed", error
                 self._upcoming = {
-                    ident: [other for other in upcoming if other is not unit]
+                    ident: [other for other in upcoming if other is not group]
                     for ident, upcoming in self._upcoming.items()
                 }
-                self._drop_if_unused(unit, residency)
+                self._drop_if_unused(group, residency)
             if not isinstance(error, Exception):
                 raise
             return
@@ -364,78 +364,78 @@ class WeightPrefetcher:
             self.num_fills += residency.buffer.memory is not None
             self._changed.notify_all()
 
-    def _lease(self, unit: WeightUnit, buffer: _Buffer) -> None:
-        """Lease the unit's tensors in place."""
-        page_lease = lease_weights([piece.source for piece in unit.weights], rows_only=unit.rows_only)
+    def _lease(self, group: WeightGroup, buffer: _Buffer) -> None:
+        """Lease the group's tensors in place."""
+        page_lease = lease_weights([weight.source for weight in group.weights], rows_only=group.rows_only)
         with torch.inference_mode(False):  # the tensors outlive the caller's inference mode
-            views = [_view(piece, tensor) for piece, tensor in zip(unit.weights, page_lease.tensors, strict=True)]
-        buffer.lease, buffer.views = page_lease, {unit: views}
+            views = [_view(weight, tensor) for weight, tensor in zip(group.weights, page_lease.tensors, strict=True)]
+        buffer.lease, buffer.views = page_lease, {group: views}
 
-    def _copy(self, unit: WeightUnit, buffer: _Buffer) -> Any:
+    def _copy(self, group: WeightGroup, buffer: _Buffer) -> Any:
         """Fill the memory of a buffer and return the transfer's handle."""
         marks, buffer.events = buffer.events, []
-        if unit not in buffer.views:
+        if group not in buffer.views:
             assert buffer.memory is not None
             with torch.inference_mode(False):
-                buffer.views = {**buffer.views, unit: _views(unit, buffer.memory)}
-        jobs = [(piece.source, view.detach()) for piece, view in zip(unit.weights, buffer.views[unit], strict=True)]
+                buffer.views = {**buffer.views, group: _views(group, buffer.memory)}
+        jobs = [(weight.source, view.detach()) for weight, view in zip(group.weights, buffer.views[group], strict=True)]
         return self._transfer.fill(jobs, marks)
 
-    def _can_lease(self, unit: WeightUnit) -> bool:
-        """Return whether the unit can be used in place; its files cannot be written to meanwhile."""
-        if unit.contains_units:
+    def _can_lease(self, group: WeightGroup) -> bool:
+        """Return whether the group can be used in place; its files cannot be written to meanwhile."""
+        if group.contains_groups:
             return False
         return all(
-            piece.source.dtype == piece.placeholder.dtype for piece in unit.weights
-        ) and self._transfer.can_lease([piece.source for piece in unit.weights], rows_only=unit.rows_only)
+            weight.source.dtype == weight.placeholder.dtype for weight in group.weights
+        ) and self._transfer.can_lease([weight.source for weight in group.weights], rows_only=group.rows_only)
 
-    def _drop_if_unused(self, unit: WeightUnit, residency: _Residency) -> None:
-        """Remove a unit without users from the modules; it is retained in its buffer if that is valid and in budget."""
-        if not residency.users and self._residencies.get(unit) is residency:
+    def _drop_if_unused(self, group: WeightGroup, residency: _Residency) -> None:
+        """Remove an unused group from the modules; it is retained in its buffer if that is valid and in budget."""
+        if not residency.users and self._residencies.get(group) is residency:
             try:
                 if residency.is_installed:
-                    self._uninstall(unit, residency)
+                    self._uninstall(group, residency)
             finally:
                 if residency.buffer.lease is not None:
                     residency.buffer.lease.release()
             is_over_budget = self._allocated > self._budget and residency.state != "filling"
             if is_over_budget or (residency.buffer.memory is None and residency.state != "filling"):
-                self._allocated -= self._residencies.pop(unit).buffer.nbytes
+                self._allocated -= self._residencies.pop(group).buffer.nbytes
             elif residency.state in ("failed", "stale"):  # the next forward reads it again
-                self._idle.append(self._residencies.pop(unit).buffer)
+                self._idle.append(self._residencies.pop(group).buffer)
         self._changed.notify_all()
 
-    def _buffer_for(self, unit: WeightUnit, *, needed: bool) -> _Buffer | None:
-        """Return a buffer for the unit, evicting units that are needed later; None if there is no space yet."""
-        in_place = self._can_lease(unit)
-        best = self._idle_for(unit, in_place)
-        if best is None and self._allocated + unit.nbytes > self._budget:
-            self._make_room(unit, in_place, needed=needed)
-            best = self._idle_for(unit, in_place)
+    def _buffer_for(self, group: WeightGroup, *, needed: bool) -> _Buffer | None:
+        """Return a buffer for the group, evicting groups that are needed later; None if there is no space yet."""
+        in_place = self._can_lease(group)
+        best = self._idle_for(group, in_place)
+        if best is None and self._allocated + group.nbytes > self._budget:
+            self._make_room(group, in_place, needed=needed)
+            best = self._idle_for(group, in_place)
         if best is not None:
             self._idle.remove(best)
             return best
-        if self._allocated + unit.nbytes > self._budget and not needed:
+        if self._allocated + group.nbytes > self._budget and not needed:
             return None
-        self._allocated += unit.nbytes
+        self._allocated += group.nbytes
         self.peak_bytes = max(self.peak_bytes, self._allocated)
         if in_place:
-            return _Buffer(unit.nbytes, None)
+            return _Buffer(group.nbytes, None)
         with torch.inference_mode(False):
-            memory = self._transfer.allocate(unit.nbytes)
+            memory = self._transfer.allocate(group.nbytes)
         # The allocator may return memory that earlier computations still read.
         mark = self._transfer.record_use(memory)
-        return _Buffer(unit.nbytes, memory, events=[] if mark is None else [mark])
+        return _Buffer(group.nbytes, memory, events=[] if mark is None else [mark])
 
-    def _idle_for(self, unit: WeightUnit, in_place: bool) -> _Buffer | None:
-        """Return the smallest unused buffer that is large enough; None if the unit is used in place."""
-        fitting = [] if in_place else [buffer for buffer in self._idle if buffer.nbytes >= unit.nbytes]
+    def _idle_for(self, group: WeightGroup, in_place: bool) -> _Buffer | None:
+        """Return the smallest unused buffer that is large enough; None if the group is used in place."""
+        fitting = [] if in_place else [buffer for buffer in self._idle if buffer.nbytes >= group.nbytes]
         return min(fitting, key=lambda buffer: buffer.nbytes, default=None)
 
-    def _make_room(self, unit: WeightUnit, in_place: bool, *, needed: bool) -> None:
-        """Evict units that are needed later than this one, the last first, until a buffer fits or can be allocated."""
-        upcoming = {other for units in self._upcoming.values() for other in units}
-        limit = -1 if needed else self._distance(unit)
+    def _make_room(self, group: WeightGroup, in_place: bool, *, needed: bool) -> None:
+        """Evict groups that are needed later than this one, the last first, until a buffer fits or can be allocated."""
+        upcoming = {other for groups in self._upcoming.values() for other in groups}
+        limit = -1 if needed else self._distance(group)
         evictable = [
             other
             for other, residency in self._residencies.items()
@@ -443,74 +443,74 @@ class WeightPrefetcher:
             and self._distance(other) > limit
         ]  # fmt: skip
         for other in [*sorted(evictable, key=self._distance, reverse=True), None]:
-            while self._idle and self._allocated + unit.nbytes > self._budget:
+            while self._idle and self._allocated + group.nbytes > self._budget:
                 self._allocated -= self._idle.pop().nbytes
-            if other is None or self._allocated + unit.nbytes <= self._budget:
+            if other is None or self._allocated + group.nbytes <= self._budget:
                 return
             buffer = self._residencies.pop(other).buffer
             if buffer.memory is None:
                 self._allocated -= buffer.nbytes
             else:
                 self._idle.append(buffer)
-                if self._idle_for(unit, in_place) is not None:
+                if self._idle_for(group, in_place) is not None:
                     return
 
-    def _distance(self, unit: WeightUnit) -> int:
-        """Return the number of units until this one is needed, in the expected order."""
-        places = self._positions.get(unit)
+    def _distance(self, group: WeightGroup) -> int:
+        """Return the number of groups until this one is needed, in the expected order."""
+        places = self._positions.get(group)
         if not places:
             return len(self._order) + 1
         at = bisect_left(places, self._now + 1)
         return (places[at] if at < len(places) else places[0] + len(self._order)) - self._now
 
-    def _install(self, unit: WeightUnit, residency: _Residency) -> None:
-        residency.versions = [view._version for view in residency.buffer.views[unit]]
+    def _install(self, group: WeightGroup, residency: _Residency) -> None:
+        residency.versions = [view._version for view in residency.buffer.views[group]]
         residency.is_installed = True
-        self._place(unit, residency)
+        self._place(group, residency)
 
-    def _place(self, unit: WeightUnit, residency: _Residency) -> None:
-        """Put the tensors into the entries of modules, except where another unit in use has put its own."""
-        for piece, view in zip(unit.weights, residency.buffer.views[unit], strict=True):
-            for holder, leaf in piece.holders:
-                if holder[leaf] is piece.placeholder:
+    def _place(self, group: WeightGroup, residency: _Residency) -> None:
+        """Put the tensors into the entries of modules, except where another group in use has put its own."""
+        for weight, view in zip(group.weights, residency.buffer.views[group], strict=True):
+            for holder, leaf in weight.holders:
+                if holder[leaf] is weight.placeholder:
                     holder[leaf] = view
                     residency.placed.add((id(holder), leaf))
 
-    def _uninstall(self, unit: WeightUnit, residency: _Residency) -> None:
+    def _uninstall(self, group: WeightGroup, residency: _Residency) -> None:
         residency.is_installed = False
         placed, residency.placed = residency.placed, set()
-        for piece, view, version in zip(unit.weights, residency.buffer.views[unit], residency.versions, strict=True):
+        for weight, view, version in zip(group.weights, residency.buffer.views[group], residency.versions, strict=True):
             now = view
-            for holder, leaf in piece.holders:
+            for holder, leaf in weight.holders:
                 if (id(holder), leaf) in placed:
                     now = holder[leaf] if holder[leaf] is not view else now
-                    holder[leaf] = piece.placeholder
+                    holder[leaf] = weight.placeholder
             if now is not view or view._version != version:
                 if now.shape != view.shape or now.dtype != view.dtype:
                     raise MisuseError(
-                        f"a forward has replaced the offloaded {piece.name} by a tensor of shape "
+                        f"a forward has replaced the offloaded {weight.name} by a tensor of shape "
                         f"{tuple(now.shape)} and {now.dtype}; keep buffers in memory (offload_buffers=False)"
                     )
-                piece.source = HostTensor(now.detach().to("cpu", copy=True))
+                weight.source = HostTensor(now.detach().to("cpu", copy=True))
                 if now is not view:
                     residency.state = "stale"
-        for other in self._sharing.get(unit, ()):
+        for other in self._sharing.get(group, ()):
             if (found := self._residencies.get(other)) is not None and found.is_installed:
                 self._place(other, found)
 
 
-def _sharing_units(units: Sequence[WeightUnit]) -> dict[WeightUnit, list[WeightUnit]]:
-    """Return for each unit those that have weights of the same modules, as of a layer that several blocks contain."""
-    users: dict[tuple[int, str], list[WeightUnit]] = {}
-    for unit in units:
-        for piece in unit.weights:
-            for holder, leaf in piece.holders:
-                users.setdefault((id(holder), leaf), []).append(unit)
-    found: dict[WeightUnit, dict[WeightUnit, None]] = {}
+def _sharing_groups(groups: Sequence[WeightGroup]) -> dict[WeightGroup, list[WeightGroup]]:
+    """Return for each group those that have weights of the same modules, as of a layer that several blocks contain."""
+    users: dict[tuple[int, str], list[WeightGroup]] = {}
+    for group in groups:
+        for weight in group.weights:
+            for holder, leaf in weight.holders:
+                users.setdefault((id(holder), leaf), []).append(group)
+    found: dict[WeightGroup, dict[WeightGroup, None]] = {}
     for sharing in users.values():
-        for unit in sharing if len(sharing) > 1 else ():
-            found.setdefault(unit, {}).update(dict.fromkeys(other for other in sharing if other is not unit))
-    return {unit: list(others) for unit, others in found.items()}
+        for group in sharing if len(sharing) > 1 else ():
+            found.setdefault(group, {}).update(dict.fromkeys(other for other in sharing if other is not group))
+    return {group: list(others) for group, others in found.items()}
 
 
 def _stop_readers(is_stopped: threading.Event, changed: threading.Condition, readers: list[threading.Thread]) -> None:
@@ -525,9 +525,9 @@ def _stop_readers(is_stopped: threading.Event, changed: threading.Condition, rea
 
 @dataclass(frozen=True, slots=True)
 class _SavedReference:
-    """A tensor saved by autograd: a view of a unit's tensor number ``at``; ``offset`` in bytes."""
+    """A tensor saved by autograd: a view of a group's tensor number ``at``; ``offset`` in bytes."""
 
-    unit: WeightUnit
+    group: WeightGroup
     at: int
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -535,15 +535,15 @@ class _SavedReference:
     offset: int
 
 
-def _views(unit: WeightUnit, memory: Tensor) -> list[Tensor]:
-    """Return the unit's tensors in a buffer."""
-    parts = (memory[piece.offset : piece.offset + piece.nbytes] for piece in unit.weights)
+def _views(group: WeightGroup, memory: Tensor) -> list[Tensor]:
+    """Return the group's tensors in a buffer."""
+    parts = (memory[weight.offset : weight.offset + weight.nbytes] for weight in group.weights)
     return [
-        _view(piece, part.view(piece.placeholder.dtype).view(piece.placeholder.shape))
-        for piece, part in zip(unit.weights, parts, strict=True)
+        _view(weight, part.view(weight.placeholder.dtype).view(weight.placeholder.shape))
+        for weight, part in zip(group.weights, parts, strict=True)
     ]
 
 
-def _view(piece: OffloadedWeight, part: Tensor) -> Tensor:
+def _view(weight: OffloadedWeight, part: Tensor) -> Tensor:
     """Return the tensor for modules: a frozen parameter or a buffer, with a separate version counter."""
-    return nn.Parameter(part, requires_grad=False) if isinstance(piece.placeholder, nn.Parameter) else part.data
+    return nn.Parameter(part, requires_grad=False) if isinstance(weight.placeholder, nn.Parameter) else part.data

@@ -71,7 +71,7 @@ def infer_auto_device_map(
 
     Parts that share a tensor are placed on one device, and a shared tensor counts once. ``no_split_module_classes`` are
     classes that are not split (None: the blocks that the model repeats). On the first device, memory is reserved for
-    offloaded weights: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are reserved too, in
+    offloaded weights: two of the largest blocks. ``activations`` and ``kv_cache`` (for each block) are reserved too, in
     bytes. With ``fallback_allocation``, a device on which the next part does not fit receives a later part that does.
     With a ``pace``, parts that the first device computes exchange places as long as that shortens the expected forward:
     parts with slow transfers stay on the device, and transfers overlap with the computation of other parts. ``flops``

@@ -10,7 +10,10 @@ from accel_nb.bigmodel.planning.sizes import ModelTensor, list_ancestors
 
 
 class ModuleTree:
-    """A model's modules and tensors by name, and the tensors that they share."""
+    """A model's modules and tensors by name, and the tensors that they share.
+
+    A *part* of a model is a module or a tensor, given by its name.
+    """
 
     def __init__(self, model: nn.Module, tensors: Sequence[ModelTensor], no_split: Iterable[str]) -> None:
         self.tensors = tensors

@@ -14,7 +14,7 @@ from accel_nb.bigmodel.planning.module_tree import ModuleTree
 from accel_nb.bigmodel.planning.sizes import Device
 
 NUM_BUFFERS = 2
-"""Buffers for offloaded weights, in units of the largest part: one computes while the next is read."""
+"""Buffers for offloaded weights, each of the largest part's size: one is computed with while the next is read."""
 _MOST_FORECASTS, _MOST_CHANGES = 1000, 30_000
 """Limits on the time of planning: about half a second for a hundred parts."""
 _LESS = 1e-9
@@ -32,8 +32,8 @@ class ForwardStep:
 
 
 @dataclass(frozen=True)
-class PlacementUnit:
-    """A unit of placement: a block, a module, or several of them that share tensors."""
+class PlacedParts:
+    """Parts of a model that are placed together: one block or module, or several that share tensors."""
 
     names: tuple[str, ...]
     steps: tuple[int, ...]
@@ -51,7 +51,7 @@ class Arrangement:
     """
 
     def __init__(
-        self, parts: Sequence[PlacementUnit], steps: Sequence[ForwardStep], room: Mapping[Device, float], pace: Pace
+        self, parts: Sequence[PlacedParts], steps: Sequence[ForwardStep], room: Mapping[Device, float], pace: Pace
     ) -> None:
         self.parts = parts
         self._steps = steps
@@ -176,7 +176,7 @@ def build_arrangement(
         # An embedding reads few rows of its table.
         touched = 0 if isinstance(tree.modules.get(name), nn.Embedding) else nbytes
         steps.append(ForwardStep(nbytes, pace.seconds(flops.get(name, 0), touched)))
-    parts: list[PlacementUnit] = []
+    parts: list[PlacedParts] = []
     known: set[str] = set()
     for name in order:
         if name in known or places[name] not in room:
@@ -187,7 +187,5 @@ def build_arrangement(
         staying = sum(held.nbytes for held in inside if held.is_buffer and not offload_buffers)
         nbytes = sum(align_up(held.nbytes) for held in inside)
         own = tuple(at for at, other in enumerate(order) if other in family)
-        parts.append(
-            PlacementUnit(tuple(sorted(family, key=lambda other: (other != name, other))), own, nbytes, staying)
-        )
+        parts.append(PlacedParts(tuple(sorted(family, key=lambda other: (other != name, other))), own, nbytes, staying))
     return Arrangement(parts, steps, room, pace)

@@ -90,6 +90,14 @@ def list_ancestors(name: str) -> list[str]:
     return ["", *(".".join(parts[:count]) for count in range(1, len(parts) + 1))]
 
 
+def matches_name(name: str, pattern: str) -> bool:
+    """Return whether a module or tensor has a name, or is in a module of that name.
+
+    A pattern without dots matches at any depth: ``head`` matches ``decoder.head.weight``.
+    """
+    return pattern in list_ancestors(name)[1:] or pattern in name.split(".")
+
+
 def find_tied_parameters(model: nn.Module) -> list[list[str]]:
     """Return the names of tied tensors, in groups of two or more."""
     return [list(held.names) for held in list_tensors(model) if len(held.names) > 1]

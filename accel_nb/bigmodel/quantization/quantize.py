@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.host_memory import empty_tensors, trim_heap
-from accel_nb.bigmodel.planning.sizes import list_tensors, parse_dtype
+from accel_nb.bigmodel.planning.sizes import list_tensors, matches_name, parse_dtype
 from accel_nb.bigmodel.quantization.kernels import Kernel, Quantization, build_kernel
 from accel_nb.config.byte_sizes import size_text
 from accel_nb.errors import ConfigError
@@ -93,15 +93,21 @@ class QuantizationReport:
 
 
 def quantize_model(
-    model: nn.Module, quantization: str | Quantization, *, dtype: torch.dtype | str | None = None
+    model: nn.Module,
+    quantization: str | Quantization,
+    *,
+    dtype: torch.dtype | str | None = None,
+    keep_in_fp32_modules: Sequence[str] = (),
 ) -> nn.Module:
     """Replace linear layers by quantized ones, one at a time; returns the model, changed in place.
 
     On the meta device nothing is computed: weights are then quantized while a checkpoint is loaded. ``dtype`` is that
-    of the computation (None: the layers' own). Raises `ConfigError` with all problems.
+    of the computation (None: the layers' own). Layers of ``keep_in_fp32_modules`` are skipped too; their dtype stays.
+    Raises `ConfigError` with all problems.
     """
     how = as_quantization(quantization)
-    replace_linear_layers(model, how, _choose_layers(model, how), None if dtype is None else parse_dtype(dtype))
+    names = _choose_layers(model, how, keep_in_fp32_modules)
+    replace_linear_layers(model, how, names, None if dtype is None else parse_dtype(dtype))
     return model
 
 
@@ -133,7 +139,7 @@ def as_quantization(given: str | Quantization) -> Quantization:
     return given if isinstance(given, Quantization) else Quantization(given)  # type: ignore[arg-type]
 
 
-def _choose_layers(model: nn.Module, how: Quantization) -> list[str]:
+def _choose_layers(model: nn.Module, how: Quantization, kept: Sequence[str]) -> list[str]:
     """Return the names of the layers to quantize; raises `ConfigError` if there are none, or a name matches nothing."""
     tied = {name.rpartition(".")[0] for held in list_tensors(model) if len(held.names) > 1 for name in held.names}
     inside = [name for name, module in model.named_modules() if isinstance(module, _WHOLE)]
@@ -146,12 +152,17 @@ def _choose_layers(model: nn.Module, how: Quantization) -> list[str]:
         chosen = [name for name in linear[:-1] if name not in tied]
         chosen += [name for name in linear[-1:] if name not in tied and not _is_head(model, name)]
     else:
-        names = {name for name, _ in model.named_modules()}
-        if wrong := [skip for skip in how.skip_modules if not any(_matches(name, skip) for name in names)]:
-            raise ConfigError(f"skip_modules has names that match no module of the model: {', '.join(wrong)}")
-        chosen = [name for name in linear if not any(_matches(name, skip) for skip in how.skip_modules)]
+        chosen = [name for name in linear if not any(matches_name(name, skip) for skip in how.skip_modules)]
+    chosen = [name for name in chosen if not any(matches_name(name, keep) for keep in kept)]
+    problems: list[str] = []
+    names = {name for name, _ in model.named_modules()}
+    for option, given in (("skip_modules", how.skip_modules or ()), ("keep_in_fp32_modules", kept)):
+        if wrong := [pattern for pattern in given if not any(matches_name(name, pattern) for name in names)]:
+            problems.append(f"{option} has names that match no module of the model: {', '.join(wrong)}")
     if not chosen:
-        raise ConfigError("no linear layer is left to quantize; see skip_modules")
+        problems.append("no linear layer is left to quantize; see skip_modules and keep_in_fp32_modules")
+    if problems:
+        raise ConfigError(problems)
     return chosen
 
 
@@ -166,10 +177,6 @@ def _copy_to_compact_memory(parts: list[Tensor]) -> list[Tensor]:
         return parts
     kept = empty_tensors([(part.shape, part.dtype) for part in parts])
     return [memory.copy_(part) for memory, part in zip(kept, parts, strict=True)]
-
-
-def _matches(name: str, skip: str) -> bool:
-    return name == skip or name.startswith(f"{skip}.") or skip in name.split(".")
 
 
 def replace_linear_layers(model: nn.Module, how: Quantization, names: Sequence[str], dtype: torch.dtype | None) -> None:

@@ -85,8 +85,8 @@ def _read(given: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
             return json.loads(base64.urlsafe_b64decode(text))
     except (binascii.Error, ValueError) as error:
         raise ValueError(
-            "Expected a string path to an existing deepspeed config, a dictionary, JSON, or JSON in base64; got "
-            f"{given}"
+            f"the DeepSpeed configuration {text!r} is no existing file and no JSON: pass a dictionary, the path of a "
+            "JSON file, or JSON text, plain or in base64"
         ) from error
 
 
@@ -116,6 +116,7 @@ def get_active_deepspeed_plugin(state: Any) -> Any:
     """Return the selected plugin of a state; raise ValueError if DeepSpeed does not train."""
     if state.distributed_type != DistributedType.DEEPSPEED:
         raise ValueError(
-            "Couldn't retrieve the active `DeepSpeedPlugin` as none were enabled: build the Accelerator with one"
+            f"this state trains with {state.distributed_type}, so no DeepSpeed plugin is active: build "
+            "Accelerator(deepspeed_plugin=...) first"
         )
     return state.deepspeed_plugin

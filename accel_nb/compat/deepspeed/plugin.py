@@ -51,8 +51,8 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """For each field the variable, after ``ACCELERATE_``, of a value that is not given, and its default."""
 
-_SERVED_APART = ("optimizer", "scheduler", "msamp")
-"""Sections of the configuration that prepare reads, or that have no effect."""
+_HANDLED_APART = ("optimizer", "scheduler", "msamp")
+"""Sections of the configuration that correspond to no option: `prepare` reads them, or they have no effect."""
 
 
 @dataclass
@@ -109,7 +109,10 @@ class DeepSpeedPlugin:
         config = self.hf_ds_config.config
         config.setdefault("gradient_accumulation_steps", 1)
         if _ZERO not in config:
-            raise ValueError("Please specify the ZeRO optimization config in the DeepSpeed config.")
+            raise ValueError(
+                f"the DeepSpeed configuration has no section {_ZERO!r}: add it, at least "
+                f'"{_ZERO}": {{"stage": 0, 1, 2 or 3}}'
+            )
         for name, key in _NAMES.items():
             found = self.get_value(key)
             if name in arguments and found not in (None, AUTO, getattr(self, name)):
@@ -146,7 +149,7 @@ class DeepSpeedPlugin:
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that correspond to the configuration, by their names in the schema."""
-        config = {name: value for name, value in self.deepspeed_config.items() if name not in _SERVED_APART}
+        config = {name: value for name, value in self.deepspeed_config.items() if name not in _HANDLED_APART}
         if config.get("gradient_clipping") == AUTO:
             config["gradient_clipping"] = CLIPPED
         config["gradient_accumulation_steps"] = AUTO  # `Accelerator` has decided, by `num_steps`
@@ -169,12 +172,12 @@ class DeepSpeedPlugin:
         if section.get(name) == AUTO:
             if ds_key_long not in kwargs:
                 raise ValueError(
-                    f"`{ds_key_long}` not found in kwargs. It is auto in the DeepSpeed config, so give it, or set it "
-                    "there"
+                    f"{ds_key_long} of the DeepSpeed configuration is 'auto', and there is no value for it: set it "
+                    "there, or pass it by this name"
                 )
             section[name] = kwargs[ds_key_long]
         elif must_match and section.get(name) is not None and section[name] != kwargs.get(ds_key_long, section[name]):
-            line = f"- ds {ds_key_long}={section[name]} vs arg {ds_key_long}={kwargs[ds_key_long]}"
+            line = f"{ds_key_long} is {section[name]!r} in the configuration and {kwargs[ds_key_long]!r} in the code"
             (mismatches if mismatches is not None else []).append(line)
 
     def is_auto(self, ds_key_long: str) -> bool:
@@ -201,10 +204,9 @@ class DeepSpeedPlugin:
             else:
                 self.fill_match(f"{prefix}{name}", mismatches, must_match, **kwargs)
         if mismatches and not prefix:
-            listed = "\n".join(mismatches)
             raise ValueError(
-                f"Please correct the following DeepSpeed config values that mismatch kwargs values:\n{listed}\n"
-                "The easiest method is to set these DeepSpeed config values to 'auto'."
+                f"values of the DeepSpeed configuration differ from those of the code: {'; '.join(mismatches)}. Make "
+                'them equal, or write "auto" in the configuration, which means the value of the code'
             )
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
@@ -214,8 +216,8 @@ class DeepSpeedPlugin:
             section = self.deepspeed_config.setdefault(name, {"enabled": is_on})
             if not is_on and mixed_precision != "no" and str(section.get("enabled")).lower() == "true":
                 raise ValueError(
-                    f"`--mixed_precision` arg cannot be set to `{mixed_precision}` when `{name}` is set in the "
-                    "DeepSpeed config file."
+                    f"mixed_precision={mixed_precision!r}, and the DeepSpeed configuration enables {name}: remove "
+                    f"{name} there, or set mixed_precision={name!r}"
                 )
             self.fill_match(f"{name}.enabled", None, False, **{f"{name}.enabled": is_on})
 
@@ -254,7 +256,10 @@ class DeepSpeedPlugin:
         for name in names.split(","):
             kinds.append(get_module_class_from_name(model, name.strip()))
             if kinds[-1] is None:
-                raise ValueError(f"Could not find a transformer layer class called '{name}' to wrap in the model.")
+                raise ValueError(
+                    f"transformer_moe_cls_names has {name.strip()!r}, and no module of {type(model).__name__} is of a "
+                    "class of that name"
+                )
         from deepspeed.utils import set_z3_leaf_modules  # pyright: ignore[reportMissingImports]
 
         set_z3_leaf_modules(model, kinds)

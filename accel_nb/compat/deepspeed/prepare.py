@@ -40,7 +40,7 @@ def choose_plugin(plugin: Any, plugins: Any, precision: str) -> tuple[Any, dict[
     Without arguments they are those of the accelerator before, or the one that the launcher's variables describe.
     """
     if plugin is not None and plugins is not None:
-        raise ValueError("You cannot pass in both `deepspeed_plugins` and `deepspeed_plugin`.")
+        raise ValueError("deepspeed_plugin and deepspeed_plugins were both given: pass one of them")
     given = plugins if plugin is None else plugin
     if given is None and AcceleratorState._shared_state:
         given = vars(AcceleratorState()).get("deepspeed_plugins")
@@ -50,7 +50,8 @@ def choose_plugin(plugin: Any, plugins: Any, precision: str) -> tuple[Any, dict[
     if not isinstance(given, dict) and not isinstance(given, DeepSpeedPlugin):
         return given, {}
     if not all(isinstance(item, DeepSpeedPlugin) for item in named.values()):
-        raise TypeError("`deepspeed_plugin` must be a DeepSpeedPlugin object.")
+        kinds = ", ".join(sorted({type(item).__name__ for item in named.values()}))
+        raise TypeError(f"each item of deepspeed_plugin is a DeepSpeedPlugin; got {kinds}")
     chosen = next((item for item in named.values() if item.selected), next(iter(named.values())))
     for item in named.values():
         item.set_mixed_precision(precision)
@@ -143,25 +144,28 @@ def _check(objects: Iterable[Any], config: Mapping[str, Any]) -> None:
     own = any(isinstance(item, LRScheduler) for item in items)
     if real and "optimizer" in config:
         raise ValueError(
-            "You cannot specify an optimizer in the config file and in the code at the same time. Remove it from the "
-            "config file, or create `accelerate.utils.DummyOptim` in the code."
+            "prepare() got an optimizer, and the DeepSpeed configuration has a section 'optimizer': remove the "
+            "section, or pass accelerate.utils.DummyOptim(parameters) in place of the optimizer"
         )
     if dummy and "optimizer" not in config:
-        raise ValueError("You cannot create a `DummyOptim` without specifying an optimizer in the config file.")
+        raise ValueError(
+            "prepare() got a DummyOptim, and the DeepSpeed configuration has no section 'optimizer': add it, or pass "
+            "an optimizer of torch.optim"
+        )
     if own and "scheduler" in config:
         raise ValueError(
-            "You cannot specify a scheduler in the config file and in the code at the same time. Remove it from the "
-            "config file, or create `accelerate.utils.DummyScheduler` in the code."
+            "prepare() got a scheduler, and the DeepSpeed configuration has a section 'scheduler': remove the section, "
+            "or pass accelerate.utils.DummyScheduler(optimizer) in place of the scheduler"
         )
     if "scheduler" not in config and any(item.lr_scheduler_callable is None for item in schedules):
         raise ValueError(
-            "Either specify a scheduler in the config file or pass in the `lr_scheduler_callable` parameter when using "
-            "`accelerate.utils.DummyScheduler`."
+            "prepare() got a DummyScheduler that stands for no scheduler: add a section 'scheduler' to the DeepSpeed "
+            "configuration, or give the DummyScheduler lr_scheduler_callable, a function that makes one"
         )
     if dummy and own:
         raise ValueError(
-            "You can only specify `accelerate.utils.DummyScheduler` in the code when using "
-            "`accelerate.utils.DummyOptim`."
+            "prepare() got a DummyOptim and a scheduler of another optimizer: pass accelerate.utils.DummyScheduler(the "
+            "DummyOptim), or an optimizer of torch.optim with its scheduler"
         )
 
 
@@ -210,14 +214,10 @@ def _by_width(model: nn.Module, plugin: DeepSpeedPlugin) -> dict[str, int]:
     config = getattr(model, "config", None)
     found = next((value for name in _HIDDEN_SIZES if (value := getattr(config, name, None)) is not None), None)
     if found is None:
-        missing = (
-            "Can't find `model.config` entry"
-            if config is None
-            else ("Can find neither `model.config.hidden_size` nor `model.config.hidden_sizes`")
-        )
+        lacking = "config" if config is None else " and no ".join(f"config.{name}" for name in _HIDDEN_SIZES)
         raise ValueError(
-            f"{missing}, therefore it's not possible to automatically fill out the following `auto` entries in the "
-            f"DeepSpeed config file: {wanted}. Replace `auto` by whole numbers."
+            f"'auto' cannot be replaced in the DeepSpeed configuration for {', '.join(wanted)}: their values are "
+            f"computed from the width of the model, and {type(model).__name__} has no {lacking}. Write whole numbers"
         )
     width = max(found) if isinstance(found, list | tuple) else found
     return {name: _SIZE_VALUES[name](width) for name in wanted}

@@ -35,7 +35,8 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device]) -> None
     known = {part for name in tensors for part in list_ancestors(name)} | {name for name, _ in model.named_modules()}
     if unknown := [name for name in device_map if name not in known]:
         warnings.warn(
-            f"device_map keys do not match any submodules, and have no effect: {', '.join(unknown)}", stacklevel=2
+            f"device_map has names of no module and no tensor of the model, without an effect: {', '.join(unknown)}",
+            stacklevel=2,
         )
     if uncovered := [name for name in tensors if find_place(name, device_map) is None]:
         raise ValueError(f"device_map has no device for {', '.join(uncovered)}; add them, or modules that have them")
@@ -297,7 +298,7 @@ def _load_pickled(
         )
     if unexpected:
         get_logger(__name__).warning(
-            f"tensors of {os.fspath(checkpoint)} were not used when loading {type(model).__name__}, which lacks them: "
+            f"{type(model).__name__} has no tensors of these names, so those of {os.fspath(checkpoint)} were left out: "
             f"{', '.join(unexpected)}"
         )
 

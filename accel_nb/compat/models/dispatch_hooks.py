@@ -35,7 +35,7 @@ class DispatchHook(AlignDevicesHook):
         assert record.prefetcher is not None, "a model with offloaded weights has a prefetcher"
         super().__init__(record.prefetcher.device, offload=True, weights_map=_Weights(held.weights))
         self.original_devices = {name: weight.placeholder.device for name, weight in held.weights.items()}
-        self._prefetcher, self._unit, self._weights = record.prefetcher, held.units[0], held.weights
+        self._prefetcher, self._group, self._weights = record.prefetcher, held.groups[0], held.weights
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Change nothing: the weights are offloaded already."""
@@ -43,7 +43,7 @@ class DispatchHook(AlignDevicesHook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Load the weights."""
-        self._prefetcher.acquire(self._unit)
+        self._prefetcher.acquire(self._group)
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
@@ -54,7 +54,7 @@ class DispatchHook(AlignDevicesHook):
                 if (weight := self._weights.get(name)) is not None:
                     _install(weight, value)
             self.weights_map = _Weights(self._weights)
-        self._prefetcher.release(self._unit)
+        self._prefetcher.release(self._group)
         return output
 
     def detach_hook(self, module: nn.Module) -> nn.Module:

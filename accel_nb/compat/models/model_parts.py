@@ -167,7 +167,8 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
         kept[name] = value.contiguous() if isinstance(value, Tensor) else value
     if removed:
         get_logger("accelerate.utils.other").warning(
-            f"Removed shared tensor {removed}: each is stored once, under its first name; tie the weights after loading"
+            f"left out {removed}: a tensor of several names is stored once, under its first name; tie the weights "
+            "after loading"
         )
     return kept
 

@@ -91,7 +91,7 @@ def set_module_tensor_to_device(
         return
     target = _as_device(device)
     if value is None and source.is_meta and target.type != "meta":
-        raise ValueError(f"{tensor_name} is on the meta device, without values: moving it to {device} needs value=...")
+        raise ValueError(f"{tensor_name} is a meta tensor, which has no values: moving it to {device} needs value=...")
     if value is not None and old is not None and old.shape != value.shape and not hasattr(old, "quant_state"):
         raise ValueError(
             f"value has shape {tuple(value.shape)}, and {tensor_name} of {type(module).__name__} has "

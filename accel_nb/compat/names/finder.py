@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from accel_nb.compat.names.table import MODULES, reason_for
-from accel_nb.compat.names.unserved import PACKAGE
+from accel_nb.compat.names.unsupported import PACKAGE
 from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"

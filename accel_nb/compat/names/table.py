@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel_nb.compat.names.served import SERVED, places_in
-from accel_nb.compat.names.unserved import FOR_IMPORT
+from accel_nb.compat.names.supported import SUPPORTED, places_in
+from accel_nb.compat.names.unsupported import FOR_IMPORT
 
 UNSUPPORTED = frozenset(name for names in FOR_IMPORT.values() for name in names.split())
-"""Unsupported names that libraries import (transformers and peft above all); using one raises an error."""
+"""Unsupported names that libraries such as transformers and peft import; using one raises an error."""
 
 _PLACEHOLDERS = "accel_nb.compat.names.placeholders"
 
@@ -17,9 +17,9 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         module: {
             **places_in(_PLACEHOLDERS, FOR_IMPORT.get(module, "")),
-            **SERVED.get(module, {}),
+            **SUPPORTED.get(module, {}),
         }
-        for module in sorted({*SERVED, *FOR_IMPORT})
+        for module in sorted({*SUPPORTED, *FOR_IMPORT})
     }
 )
 """For each importable module its names, each with the place ``module:attribute`` of the object."""
@@ -63,7 +63,7 @@ _NAMES_BY_REASON = {
     ),
     "optimizers are prepared in place, by Accelerator.prepare": "move_to_device patch_optimizer_step",
     "collectives check shapes with the option debug": "chained_operation verify_operation",
-    "XLA is served as strategy='xla', without this name": "torch_xla install_xla",
+    "XLA is selected by strategy='xla'; no name is imported for it": "torch_xla install_xla",
     "Intel's XPUs are not supported": "is_torch_xpu_tensor",
     "it is an internal base class of accelerate's enumerations and states": (
         "BaseEnum EnumWithContains ThreadLocalSharedDict do_nothing"

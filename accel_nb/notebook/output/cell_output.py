@@ -116,7 +116,7 @@ class CellOutput:
         if time.monotonic() - self._flushed_at > FLUSH_S:
             self._flush()
 
-    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_message(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Show a rank's rich output, handle a log record, or process an event."""
         if topic == HANG:
             self._ensure_receipt()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 RECORD = "log"
-"""The topic of a note with a record."""
+"""The topic of messages with a log record."""
 STREAMS = ("<stdout>", "<stderr>")
 _OF_A_PROCESS = frozenset({"args", "msg", "process", "relativeCreated", "thread"})
 """Attributes of a record that are not sent."""

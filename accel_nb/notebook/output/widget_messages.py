@@ -1,6 +1,7 @@
-"""Messages of the workers' widgets: a widget that a cell makes has a counterpart in the kernel, which the page shows.
+"""Messages of the workers' widgets.
 
-A widget of the notebook that a cell uses has a counterpart on the workers, whose changes are applied to the notebook's.
+A widget that a cell makes on a worker has a counterpart in the kernel, which the front end shows. A widget of the
+notebook that a cell uses has a counterpart on the workers, whose changes are applied to the notebook's.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ TOPICS = ("comm_open", "comm_msg", "comm_close")
 
 
 def apply_message(topic: str, body: dict[str, Any]) -> None:
-    """Apply a message of a rank's comm; without a front end do nothing. Print an error of what observes a widget."""
+    """Apply a message of a rank's comm; without a front end do nothing. Print errors of the user's observers."""
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None:
         return
     try:
         _apply(topic, body, kernel)
-    except Exception as error:  # of the user's code, which observes the notebook's widget
+    except Exception as error:  # of the user's observers of the notebook's widget
         print(f"a change of a widget raised {type(error).__name__}: {error}", file=sys.stderr)
 
 
@@ -46,9 +47,10 @@ def _apply(topic: str, body: dict[str, Any], kernel: Any) -> None:
 
 
 def _open(kernel: Any, body: dict[str, Any], buffers: list[bytes]) -> None:
-    """Open a comm to the page, and make the kernel's counterpart if it is a widget of a class that can be imported.
+    """Open a comm to the front end; for a widget whose class can be imported, make the kernel's counterpart.
 
-    The counterpart is made first: the page ignores what it sends meanwhile, as its state without its children.
+    The counterpart is made first: the front end ignores messages that it sends before, such as a state without
+    children.
     """
     data, metadata = body["data"], body["metadata"]
     make = comm_class(kernel.comm_manager)
@@ -56,8 +58,8 @@ def _open(kernel: Any, body: dict[str, Any], buffers: list[bytes]) -> None:
     message = {"metadata": metadata, "content": {"data": data}, "buffers": buffers}
     try:
         if body["target_name"] == WIDGET_TARGET:
-            # No ipywidgets, a class of a package that is not imported here, or one that needs arguments: only the page
-            # has the widget then.
+            # No ipywidgets, a class of a package that is not imported here, or one that needs arguments: only the front
+            # end has the widget then.
             with suppress(ImportError, KeyError, TypeError):
                 importlib.import_module("ipywidgets").Widget.handle_comm_opened(comm, copy.deepcopy(message))
     finally:
@@ -65,7 +67,7 @@ def _open(kernel: Any, body: dict[str, Any], buffers: list[bytes]) -> None:
 
 
 def _update(widget: Any, data: dict[str, Any], buffers: list[bytes], kernel: Any) -> None:
-    """Apply a change of the worker's counterpart; the widget sends it to the page."""
+    """Apply a change of the worker's counterpart; the widget sends it to the front end."""
     if data.get("method") == "custom":
         widget.send(data["content"], buffers)
     if data.get("method") != "update":

@@ -149,9 +149,9 @@ class BackgroundOutput:
         """Forward text that a rank wrote."""
         self._run_in_cell(self._output.on_output, rank, stream, data)
 
-    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
-        """Forward a note."""
-        self._run_in_cell(self._output.on_note, rank, topic, body)
+    def on_message(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+        """Forward a message."""
+        self._run_in_cell(self._output.on_message, rank, topic, body)
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Forward measurements."""

@@ -1,6 +1,6 @@
-"""Sets whose order is another one on the workers.
+"""Sets that are iterated in another order on the workers than in the notebook.
 
-The order of text depends on the process, that of numbers on how the set was filled, which a copy does not know.
+The order of strings depends on the hash seed of the process, that of numbers on the order in which they were added.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _NUM_FIRST = 100
 
 
 class SetOrder:
-    """The sets of the notebook that the workers have copies of, whose order is another one there."""
+    """The sets of the notebook whose copies on the workers have another order."""
 
     def __init__(self, *, has_same_hashes: bool) -> None:
-        """``has_same_hashes``: the workers hash text to the same numbers, as if the kernel has a PYTHONHASHSEED."""
+        """``has_same_hashes``: strings have the same hashes on the workers, as with PYTHONHASHSEED."""
         self._has_same_hashes = has_same_hashes
-        # The names of sets of text that the notebook made and the workers have copies of.
-        self._of_text: set[str] = set()
-        # The names of other values of text, of which a cell may make sets.
+        # The names of sets of strings that the notebook made and the workers have copies of.
+        self._of_strings: set[str] = set()
+        # The names of strings, and of containers of strings, from which a cell may make sets.
         self._text: set[str] = set()
-        # The names of values that are or hold sets of what is hashed alike there, whose copies have another order.
+        # The names of values with sets of items with the same hashes there, whose copies have another order even so.
         self._refilled: set[str] = set()
 
     def record_sent(self, names: Iterable[str], namespace: Mapping[str, Any]) -> None:
@@ -40,65 +40,65 @@ class SetOrder:
         for name in names:
             value = namespace.get(name)
             differs = not self._has_same_hashes
-            (self._of_text.add if differs and _is_set_of_text(value) else self._of_text.discard)(name)
-            (self._text.add if differs and _is_text(value) else self._text.discard)(name)
-            is_reordered = any(map(self._is_reordered_by_a_copy, _held_sets(value)))
+            (self._of_strings.add if differs and _is_set_of_strings(value) else self._of_strings.discard)(name)
+            (self._text.add if differs and _has_strings(value) else self._text.discard)(name)
+            is_reordered = any(map(self._is_reordered_by_copy, _held_sets(value)))
             (self._refilled.add if is_reordered else self._refilled.discard)(name)
 
     def record_returned(self, names: Iterable[str]) -> None:
-        """Record names whose values have come from the workers, whose order is the one that cells on them see."""
+        """Record names whose values were returned by the workers, in the order that later cells there iterate."""
         returned = set(names)
-        self._of_text -= returned
+        self._of_strings -= returned
         self._text -= returned
         self._refilled -= returned
 
     def describe(self, tree: ast.AST, names: Collection[str]) -> list[str]:
         """Return lines about the sets of a cell's names whose order may have an effect; ``tree`` is the cell's code.
 
-        These are sets of text that the code goes through, since most are only asked whether they contain something,
-        and all sets of numbers that copies reorder: they are mostly indices, which functions go through. A set that the
-        code makes of the notebook's text may have been made in the notebook too.
+        These are the sets of strings that the code iterates over (most are only used for ``in``), and all sets of
+        numbers that copies reorder (most are indices, over which functions iterate). They include sets that the code
+        itself makes from strings of the notebook.
         """
-        found = self._of_text.intersection(names)
+        found = self._of_strings.intersection(names)
         found = found.intersection(_iterated_names(tree)) if found else found
         made = self._text.intersection(names)
         made = made.intersection(_names_in_iterated_sets(tree)) if made else made
         lines = [
-            f"the set {name} has another order on the workers than in the notebook, as in each process of Python: what "
-            f"the cell makes in this order differs. Use sorted({name}) in every cell"
+            f"the set {name} has another order on the workers than in the notebook, as in each process of Python: "
+            f"results that depend on the order differ. Use sorted({name}) in every cell"
             for name in sorted(found)
         ]
         lines += [
             f"sets of the text in {name} have another order on the workers than in the notebook, as in each process of "
-            "Python: what the cell makes in this order differs. Go through sorted(...) of such a set in every cell"
+            "Python: results that depend on the order differ. Iterate over sorted(...) of such a set in every cell"
             for name in sorted(made)
         ]
         if holders := sorted(self._refilled.intersection(names)):
             kind = "sets" if self._has_same_hashes else "sets of numbers"
             lines.append(
                 f"{kind} in {', '.join(holders)} have another order on the workers than in the notebook, as "
-                "it depends on how a set was filled: what the cell makes in this order differs. Go through sorted(...) "
-                "of such a set in every cell"
+                "it depends on the order in which items were added: results that depend on it differ. Iterate over "
+                "sorted(...) of such a set in every cell"
             )
         return lines
 
-    def _is_reordered_by_a_copy(self, found: set[Any] | frozenset[Any]) -> bool:
+    def _is_reordered_by_copy(self, found: set[Any] | frozenset[Any]) -> bool:
         order = list(found)
-        return type(found) in (set, frozenset) and all(map(self._is_hashed_alike, order)) and list(set(order)) != order
+        return type(found) in (set, frozenset) and all(map(self._has_same_hash, order)) and list(set(order)) != order
 
-    def _is_hashed_alike(self, item: Any) -> bool:
-        """Return whether an item is hashed to the same number on the workers."""
+    def _has_same_hash(self, item: Any) -> bool:
+        """Return whether an item has the same hash on the workers."""
         if type(item) is tuple:
-            return all(map(self._is_hashed_alike, item))
+            return all(map(self._has_same_hash, item))
         return isinstance(item, numbers.Number) or (self._has_same_hashes and isinstance(item, str | bytes))
 
 
-def _is_set_of_text(value: Any) -> bool:
+def _is_set_of_strings(value: Any) -> bool:
     return isinstance(value, set | frozenset) and len(value) > 1 and any(isinstance(item, str) for item in value)
 
 
-def _is_text(value: Any) -> bool:
-    """Return whether a value that is no set is text, or has some among its first items or those of its first item."""
+def _has_strings(value: Any) -> bool:
+    """Return whether a value is a string, or has strings among its first items or those of its first item."""
     if isinstance(value, str):
         return len(value) > 1
     first = _first_parts(value)
@@ -111,7 +111,7 @@ def _first_parts(value: Any) -> list[Any]:
 
 
 def _held_sets(value: Any) -> Iterator[set[Any] | frozenset[Any]]:
-    """Yield the sets that a value is, refers to, or has among its first items: a container may have many thousand."""
+    """Yield the sets that a value is, refers to, or has among its first items: containers may be long."""
     for held in reachable_values([value]):
         if isinstance(held, set | frozenset):
             yield held
@@ -124,7 +124,7 @@ def _iterated_names(tree: ast.AST) -> Iterator[str]:
 
 
 def _names_in_iterated_sets(tree: ast.AST) -> Iterator[str]:
-    """Yield the names from which code makes sets, directly or in a variable, that it goes through."""
+    """Yield the names from which code makes sets over which it iterates, directly or through a variable."""
     bound = {
         target.id: node.value
         for node in ast.walk(tree)
@@ -143,7 +143,7 @@ def _makes_set(node: ast.expr) -> bool:
 
 
 def _iterated(tree: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expressions that code goes through, but in functions whose result does not depend on the order."""
+    """Yield the expressions over which code iterates, except in functions whose result does not depend on the order."""
     pending = [tree]
     while pending:
         node = pending.pop()

@@ -60,7 +60,7 @@ class SilentListener:
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
         """Do nothing."""
 
-    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_message(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Do nothing."""
 
     def on_events(self, events: Sequence[Any]) -> None:

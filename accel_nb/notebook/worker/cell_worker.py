@@ -27,8 +27,8 @@ class CellWorker(WorkerLink, EventSink, Protocol):
         """Whether the running request was interrupted, by the user or because another rank failed."""
         ...
 
-    def note_in_order(self, topic: str, body: dict[str, Any]) -> None:
-        """Send a note that arrives between what this process has printed before and what it prints after."""
+    def send_message_in_order(self, topic: str, body: dict[str, Any]) -> None:
+        """Send a message that arrives after the output printed before it, and before the output printed later."""
         ...
 
     def report_action_done(self, action_id: int, step: int, text: str) -> None:
@@ -49,11 +49,11 @@ class ZygoteWorker:
     def emit(self, event: Event) -> None:
         """Drop the event."""
 
-    def note(self, topic: str, body: dict[str, Any]) -> None:
-        """Drop the note."""
+    def send_message(self, topic: str, body: dict[str, Any]) -> None:
+        """Drop the message."""
 
-    def note_in_order(self, topic: str, body: dict[str, Any]) -> None:
-        """Drop the note."""
+    def send_message_in_order(self, topic: str, body: dict[str, Any]) -> None:
+        """Drop the message."""
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a context manager that does nothing."""

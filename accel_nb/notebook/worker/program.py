@@ -454,7 +454,7 @@ class CellProgram:
         )
 
     def _send_display(self, topic: str, body: dict[str, Any]) -> None:
-        self._worker.note_in_order(topic, body)
+        self._worker.send_message_in_order(topic, body)
 
 
 def _describe_failed_values(errors: dict[str, Exception]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Comms of a worker's widgets: their messages go to the kernel, which sends them to the notebook's page."""
+"""Comms of a worker's widgets: their messages go to the kernel, which sends them to the front end."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from accel_nb.pool.sync.reductions.widgets import comm_function
 
 
 class _CommManager:
-    """The registry of comms that the page opens. It stays empty: the page opens comms in the notebook's kernel only."""
+    """The registry of comms that the front end opens: always empty, since it opens comms in the kernel only."""
 
     def register_target(self, name: str, callback: object) -> None:
         """Do nothing: no comm of this name will arrive."""
 
 
 class KernelOfCell:
-    """The attributes of a kernel by which libraries recognize a notebook."""
+    """The attributes of an ipykernel kernel by which libraries detect that they run in a notebook."""
 
     comm_manager = _CommManager()
 
     def get_parent(self) -> dict[str, Any]:
-        """Return a message with a placeholder id for a widget's output; the kernel replaces it by the id of its own."""
+        """Return a parent message with a placeholder id; the kernel replaces it by the id of its own parent message."""
         return {"header": {"msg_id": "cell"}}
 
 
@@ -48,7 +48,7 @@ class WorkerComm:
         primary: bool = True,
         **_: Any,
     ) -> None:
-        """Open the comm on the page if ``primary`` is set."""
+        """Open the comm in the front end if ``primary`` is set."""
         self.comm_id = comm_id or uuid.uuid4().hex
         self.target_name = target_name
         self._is_closed = False
@@ -57,11 +57,11 @@ class WorkerComm:
             self._publish("comm_open", data, metadata, buffers, target_name=target_name)
 
     def send(self, data: Any = None, metadata: Any = None, buffers: Sequence[Any] | None = None) -> None:
-        """Send a message to the page."""
+        """Send a message to the front end."""
         self._publish("comm_msg", data, metadata, buffers)
 
     def close(self, data: Any = None, metadata: Any = None, buffers: Sequence[Any] | None = None, **_: Any) -> None:
-        """Close the comm on the page, once."""
+        """Close the comm in the front end; later calls have no effect."""
         if not self._is_closed:
             self._is_closed = True
             self._publish("comm_close", data, metadata, buffers)
@@ -97,10 +97,10 @@ def install() -> None:
 
 
 class _BeforeWidgets(MetaPathFinder):
-    """Replaces the class of comms when ipywidgets is about to be imported; finds no module itself."""
+    """Import hook that installs `WorkerComm` when ipywidgets is about to be imported; finds no module itself."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        """Replace the class if the module is ipywidgets."""
+        """Install `WorkerComm` if the module is ipywidgets; return None, so that other finders import it."""
         if fullname == "ipywidgets":
             sys.meta_path.remove(self)
             setattr(*comm_function(), WorkerComm)

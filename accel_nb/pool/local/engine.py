@@ -38,8 +38,8 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
-    Note,
     QueryPosition,
+    RankMessage,
     Reply,
     StackTraced,
     TraceStack,
@@ -460,8 +460,8 @@ class LocalEngine:
         if events := link.ring.read():
             arrivals.append(EventsArrived(rank, tuple(events)))
         arrivals.append(RecordArrived(rank, record, payloads))
-        if isinstance(record, Note) and record.mark:
-            arrivals += _arrivals(rank, {name: text.record_note(record.mark) for name, text in link.texts.items()})
+        if isinstance(record, RankMessage) and record.mark:
+            arrivals += _arrivals(rank, {name: text.record_message(record.mark) for name, text in link.texts.items()})
         return arrivals
 
     def _read_output(self, rank: int, stream: str) -> list[Arrival]:

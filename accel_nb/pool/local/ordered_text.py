@@ -1,7 +1,7 @@
-"""The order of what a rank prints and of the notes that it sends: they come by a pipe and by a socket.
+"""The order between a rank's output and its messages, which arrive through different channels: pipes and a socket.
 
-A rank writes a mark into its output before it sends a note. The reader holds what follows a mark until it has read the
-note.
+Before a rank sends a message, it writes a mark into its output. The reader holds the output after a mark back until it
+has read the message.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ _MARK = re.compile(rb"\x00accel_nb ([0-9a-f]{8})\x00")
 
 
 class MarkWriter:
-    """Writes marks into this process's output, while that is what it was at the start."""
+    """Writes marks into the pipes that were this process's output at the start."""
 
     def __init__(self) -> None:
         self._pipes = {descriptor: os.fstat(descriptor) for descriptor in (1, 2)}
         self._number = 0
 
     def write(self) -> int:
-        """Write a mark, which the note that follows has to name, and return its number."""
+        """Write a mark, and return its number for the message that is sent next."""
         self._number += 1
         for descriptor, pipe in self._pipes.items():
-            with suppress(OSError):  # code has closed it
-                if os.path.samestat(os.fstat(descriptor), pipe):  # else code has directed it elsewhere
+            with suppress(OSError):  # user code has closed it
+                if os.path.samestat(os.fstat(descriptor), pipe):  # else user code has redirected it
                     os.write(descriptor, b"\x00accel_nb %08x\x00" % self._number)
         return self._number
 
 
 class OrderedText:
-    """The output of a rank by one pipe. Marks are taken out."""
+    """The output of a rank from one pipe, without the marks."""
 
     def __init__(self) -> None:
         self._held = b""
-        self._last_note = 0
+        self._last_message = 0
 
     def add(self, data: bytes) -> bytes:
-        """Return held text and ``data``, up to the first mark of a note that has not been read."""
+        """Return the text that was held back and ``data``, up to the first mark whose message has not been read."""
         self._held += data
         return self._release()
 
-    def record_note(self, mark: int) -> bytes:
-        """Record that the note of a mark has been read, and return the text that follows."""
-        self._last_note = max(self._last_note, mark)
+    def record_message(self, mark: int) -> bytes:
+        """Record that the message of a mark has been read, and return the text after the mark."""
+        self._last_message = max(self._last_message, mark)
         return self._release()
 
     def finish(self) -> bytes:
-        """Return all text: no more notes follow."""
+        """Return all remaining text; call it when no more messages can arrive."""
         rest, self._held = _MARK.sub(b"", self._held), b""
         return rest
 
@@ -58,7 +58,7 @@ class OrderedText:
         while (mark := _MARK.search(self._held, place)) is not None:
             released.append(self._held[place : mark.start()])
             place = mark.start()
-            if int(mark[1], 16) > self._last_note:
+            if int(mark[1], 16) > self._last_message:
                 break
             place = mark.end()
         else:

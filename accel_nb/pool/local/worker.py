@@ -32,10 +32,10 @@ from accel_nb.pool.messages import (
     FinishAnswer,
     FinishStep,
     Interrupt,
-    Note,
     PositionReport,
     ProposeAction,
     QueryPosition,
+    RankMessage,
     Reply,
     StepCount,
     Stopped,
@@ -97,31 +97,31 @@ class Worker:
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
 
     def emit(self, event: Event) -> None:
-        """Send an event: measurements through the ring, others as a note."""
+        """Send an event: measurements through the ring, others as a message."""
         if RingWriter.can_write(event):
             self._ring.write(event)  # type: ignore[arg-type]
         else:
-            self.note("event", to_message(event))
+            self.send_message("event", to_message(event))
 
     def emit_step(self, *values: Any) -> None:
         """Write the fields of a `StepDone` to the ring."""
         self._ring.write_step(*values)
 
     def emit_metric(self, rank: int, step: int, time: float, name: str, value: float) -> None:
-        """Write the fields of a `MetricLogged` to the ring, or send them as a note if they do not fit."""
+        """Write the fields of a `MetricLogged` to the ring, or send them as a message if they do not fit."""
         if not self._ring.write_metric(rank, step, time, name, value):
             self.emit(MetricLogged(rank, step, time, name, value))
 
-    def note(self, topic: str, body: dict[str, Any]) -> None:
-        """Send a note about the running request to the kernel."""
-        self._control.send(encode(Note(self._number, topic, body)))
+    def send_message(self, topic: str, body: dict[str, Any]) -> None:
+        """Send a message about the running request to the kernel."""
+        self._control.send(encode(RankMessage(self._number, topic, body)))
 
-    def note_in_order(self, topic: str, body: dict[str, Any]) -> None:
-        """Send a note that arrives between what this process has printed before and what it prints after."""
+    def send_message_in_order(self, topic: str, body: dict[str, Any]) -> None:
+        """Send a message that arrives after the output printed before it, and before the output printed later."""
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "flush"):  # the user's code may have put any object there
                 stream.flush()
-        self._control.send(encode(Note(self._number, topic, body, self._marks.write())))
+        self._control.send(encode(RankMessage(self._number, topic, body, self._marks.write())))
 
     def report_action_done(self, action_id: int, step: int, text: str) -> None:
         """Report that a requested action was performed after a step."""

@@ -58,7 +58,7 @@ class AgentLink:
         self._outgoing.put(join(frames))
 
     def beat(self) -> None:
-        """Queue a sign of life; while other frames are written, these are signs of life."""
+        """Queue a heartbeat, unless other frames are being written, which show as well that this process runs."""
         if self._outgoing.empty():
             self.send([BEAT])
 
@@ -108,7 +108,7 @@ def serve(incoming: int, outgoing: int) -> None:
 
 
 def _forward(host: NodeHost, outgoing: int) -> None:
-    """Write the frames of a host, and signs of life between them; end the process with the host."""
+    """Write the frames of a host, and heartbeats between them; end the process with the host."""
     while (frames := host.take(HEARTBEAT_S)) is not None:
         frames = frames or [BEAT]
         is_small = sum(frame.num_bytes for frame in frames) < SMALL_BYTES

@@ -58,11 +58,11 @@ class HostLink(Protocol):
         ...
 
     def beat(self) -> None:
-        """Send a sign of life to the host; frames that are under way must not delay it."""
+        """Send a heartbeat to the host; frames that are under way must not delay it."""
         ...
 
     def receive(self) -> list[Frame] | None:
-        """Wait for frames; return them, nothing for a sign of life or a part of a frame, None after the host's end."""
+        """Wait for frames; return them, nothing for a heartbeat or a part of a frame, None after the host's end."""
         ...
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from accel_nb.pool.channel import ChannelError, Message
 from accel_nb.pool.payload import BufferPayload, MemoryBuffers, MemoryRegion, Payload, Payloads, RegionPayload
 
 HEARTBEAT_S = 0.5
-"""Kernel and hosts send signs of life this often."""
+"""Kernel and hosts send heartbeats this often."""
 _LENGTHS = struct.Struct("!QI")
 
 Part = bytes | bytearray | memoryview
@@ -65,7 +65,7 @@ def make_frame(message: Message, parts: Iterable[Part] = ()) -> Frame:
 
 
 BEAT = Frame({"kind": "beat"})
-"""A sign of life."""
+"""A heartbeat."""
 
 
 def join(frames: Iterable[Frame]) -> bytes:

@@ -157,7 +157,7 @@ class NodeHost:
         self._thread.start()
 
     def receive(self, frames: Sequence[Frame]) -> None:
-        """Accept frames from the kernel; no frame, and a beat, are signs of life only, which renew the lease."""
+        """Accept frames from the kernel; no frame, or a heartbeat, only renews the lease."""
         self._last_frame_at = time.monotonic()
         others = [frame for frame in frames if frame.message["kind"] != "beat"]
         if others:

@@ -52,7 +52,7 @@ class RayLink:
         """Do nothing: one call of the actor's ``beat`` is always under way."""
 
     def receive(self) -> list[Frame] | None:
-        """Wait for frames or a sign of life; None when the actor has ended."""
+        """Wait for frames or a heartbeat; None when the actor has ended."""
         try:
             ready, _ = self._ray.wait([self._frames, self._beat])
             if self._is_closed.is_set():

@@ -38,7 +38,7 @@ from accel_nb.pool.sync.optimizer_states import (
 )
 from accel_nb.pool.sync.stream.pickling import copyable_values, digest
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
-from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
+from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_shard
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.versions import version_of
 
@@ -173,7 +173,7 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
 
 
 def tensor_sums(tensors: Iterable[Any]) -> TensorSums:
-    """Return the sums of the bits of tensors, or of this rank's parts; zeros for those that are not strided."""
+    """Return the sums of the bits of tensors, or of this rank's shards; zeros for those that are not strided."""
     import torch
 
     found: list[int] = []
@@ -193,7 +193,7 @@ def tensor_sums(tensors: Iterable[Any]) -> TensorSums:
 
 
 def _versions(tensors: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple((version_of(tensor), tuple(local_part(tensor).shape), str(tensor.dtype)) for tensor in tensors)
+    return tuple((version_of(tensor), tuple(local_shard(tensor).shape), str(tensor.dtype)) for tensor in tensors)
 
 
 def _checksum(tensor: Any) -> Any:
@@ -206,10 +206,10 @@ def _checksum(tensor: Any) -> Any:
 
 
 def _flat_bytes(tensor: Any) -> Any:
-    """Return the bytes of a tensor, or of this rank's part; None if it has none, or not in strides."""
+    """Return the bytes of a tensor, or of this rank's shard; None if it has none, or not in strides."""
     import torch
 
-    data = local_part(tensor).detach()
+    data = local_shard(tensor).detach()
     if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
         return None
     if data.is_complex():
@@ -297,7 +297,7 @@ def module_attributes(
 
 
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set and delete attributes; an object that both sides hold arrives as itself, and its changes by its own path."""
+    """Set and delete attributes; a shared object arrives as a reference, and its changes by its own path."""
     owners = attribute_owners(module)
     for path, own in attributes.items():
         held = vars(owners[path])

@@ -1,8 +1,8 @@
-"""The items of containers that have too many for a path each: they keep their identity, and are compared together.
+"""The items of containers with too many items for a separate path each: they are compared together.
 
-Both sides count the items alike. One is sent as a reference to the container and its number there, so that a list that
-a cell shuffles, or a slice that it takes, contains the receiver's objects. The contents of all items are sent if one of
-them has changed.
+Kernel and workers number the items alike. An item is sent as a reference to the container and its number there, so that
+a list that a cell shuffles, or a slice that it takes, contains the receiver's objects. The contents of all items are
+sent if one of them has changed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def changed_contents(before: Any, now: Any, namespace: dict[str, Any], refs: Sha
 
 
 def item_ids(before: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]) -> SharedObjects:
-    """Return the ids of the items of containers by path, as both sides hold them.
+    """Return the ids of the items of containers by path, as kernel and workers share them.
 
     ``contents`` are the changed ones by path: an item without is sent whole.
     """

@@ -49,14 +49,14 @@ class NamespaceSnapshot:
 
     bindings: dict[str, Any]
     objects: dict[str, RecordedObject]
-    """By path: the values of names that the cell uses, and the objects reachable from names that both sides hold."""
+    """By path: the values of names that the cell uses, and the objects reachable from shared names."""
     shared: dict[str, None]
     parts: RecordedParts
-    """The parts of the modules that both sides hold."""
+    """The parts of the modules that kernel and workers share."""
     rebound: frozenset[str] = frozenset()
     """The names that the cell's code binds."""
     imported: SharedObjects = field(default_factory=SharedObjects)
-    """The ids of objects of modules that both sides import."""
+    """The ids of objects of modules that kernel and workers import."""
     misses: dict[str, int] = field(default_factory=dict[str, int])
     """How many results the functions with a cache that the cell uses have computed."""
 
@@ -152,7 +152,7 @@ class NamespaceSnapshot:
         return {path: value for path, value in found.items() if value is not None}
 
     def shared_ids(self, changed: Collection[str] = ()) -> SharedObjects:
-        """Return the ids of objects that both sides hold and that are still alive.
+        """Return the ids of objects that kernel and workers share and that are still alive.
 
         ``changed`` are the paths of modules with other parts than before: of these, parts that are new have no id.
         """
@@ -170,7 +170,7 @@ class NamespaceSnapshot:
         return self.parts.shared_ids(changed).merge(found) if changed else found
 
     def contents(self) -> dict[str, Any]:
-        """Return by path the contents in the fingerprints of objects that both sides hold."""
+        """Return by path the contents in the fingerprints of objects that kernel and workers share."""
         return {
             path: held.fingerprint.content
             for path, held in self.objects.items()
@@ -188,7 +188,7 @@ class NamespaceSnapshot:
                 del self.objects[path]
 
     def changed_modules(self) -> list[str]:
-        """Return the paths of modules that both sides hold whose parts the cell has changed, to be changed in place."""
+        """Return the paths of shared modules whose parts the cell has changed, which are then changed in place."""
         found = []
         for path, value in self.living().items():
             before = self.objects[path].fingerprint

@@ -1,4 +1,4 @@
-"""The data that is sent with a cell: new names with their values, names that both sides hold with their changes.
+"""The data that is sent with a cell: new names with their values, and the changes of shared names.
 
 A `NamespaceDelta` is serialized on one side and applied on the other, in either direction. Objects that the receiver
 holds are changed in place, so that references to them stay valid: modules, optimizers, schedulers, containers, and

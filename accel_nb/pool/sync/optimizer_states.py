@@ -1,4 +1,4 @@
-"""The state of optimizers, as it is compared, sent and set in place on the other side."""
+"""The state of optimizers, as it is compared, sent and set in place in the receiving process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References of values to objects that both sides hold, and to models, optimizers and schedulers with a name."""
+"""References of values to shared objects, and to models, optimizers and schedulers with a name."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class ReturnRecord:
     weights: dict[str, WeightTable]
     """The modules in the region, by path."""
     replaced: list[str] = field(default_factory=list[str])
-    """Models and other objects that both sides held, and that come back as new ones."""
+    """Models and other objects that kernel and workers shared, and that come back as new ones."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the record as JSON-ready values."""
@@ -471,7 +471,7 @@ class ResultReceiver:
     ) -> AppliedResults:
         """Apply returned values, weights first, and close the payloads; a part that fails does not affect others.
 
-        ``shared_ids`` returns the ids of the objects that both sides hold.
+        ``shared_ids`` returns the ids of the objects that kernel and workers share.
         """
         unused = dict(payloads)
         try:

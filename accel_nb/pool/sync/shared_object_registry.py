@@ -104,10 +104,10 @@ class SharedObjectRegistry:
         # By id, iterators of the notebook that workers have read from.
         self._outdated_iterators: dict[int, Any] = {}
         self.imported = SharedObjects()
-        """The ids of objects of modules that both sides import."""
+        """The ids of objects of modules that kernel and workers import."""
 
     def shared_ids(self) -> SharedObjects:
-        """Return the ids of the objects that both sides hold."""
+        """Return the ids of the objects that kernel and workers share."""
         entries = {path: entry for path, entry in self._entries.items() if not entry.is_worker_only}
         parts = {
             path: entry.fingerprint.content.parts if entry.fingerprint else OptimizerParts()
@@ -119,7 +119,7 @@ class SharedObjectRegistry:
         return self.imported.merge(outdated).merge(held)
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
-        """Return the names that both sides hold; with ``namespace`` only those whose value is still the one sent."""
+        """Return the shared names; with ``namespace`` only those whose value is still the one that was sent."""
         names = [path for path, entry in self._entries.items() if "@" not in path and not entry.is_worker_only]
         if namespace is None:
             return names
@@ -276,7 +276,8 @@ class SharedObjectRegistry:
             for path, entry in entries.items()
             if not entry.is_worker_only and not is_compared_by_identity(entry.value)
         }
-        # Those of optimizers have the parts of their states that both sides hold, to which other values may refer.
+        # Those of optimizers have the parts of their states that kernel and workers share, to which other values may
+        # refer.
         optimizers = {path: entry for path, entry in changing.items() if is_optimizer(entry.value)}
         others = {path: entry for path, entry in changing.items() if path not in optimizers}
         for entries in (optimizers, others):

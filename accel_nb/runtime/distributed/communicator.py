@@ -213,7 +213,7 @@ class TorchComm:
         return _overwrite(tensor, work)
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
-        """Replace ``tensor`` by this rank's part, and return it."""
+        """Replace ``tensor`` by this rank's item of ``parts``, and return it."""
         work = self._to_sendable(tensor)
         if self.world.rank == source:
             sent = [self._to_sendable(part) for part in _parts_of(parts, self.world.size)]

@@ -1,8 +1,8 @@
 """Full tensors that were gathered for views, and are kept equal to the sharded tensors.
 
-On one device `row = weight.detach()[0]` and `array = weight.detach().numpy()` are in the memory of the weight. Of a
-sharded weight they are in that of a full tensor which was gathered for them. While code holds such a view, what is
-written into it is copied into the parts, and what changes in the parts is copied into it.
+On one device `row = weight.detach()[0]` and `array = weight.detach().numpy()` share the memory of the weight. For a
+sharded weight they share that of a full tensor which was gathered for them. While code holds such a view, what is
+written into it is copied into the shards, and what changes in the shards is copied into it.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ class GatheredCopy:
         self.is_separate = False
         self._version = whole._version
         # Writes of NumPy, and those by tensors that were assigned to `data`, do not change the version of ``whole``.
-        self._values = sharded.own_part(target, whole).clone() if by_value else None
+        self._values = sharded.own_shard(target, whole).clone() if by_value else None
 
     def write_back(self) -> None:
-        """Copy the full tensor into this rank's part if code has written into it."""
+        """Copy the full tensor into this rank's shard if code has written into it."""
         if self.whole is None or self.is_separate:
             return
-        own = sharded.own_part(self.target, self.whole)
+        own = sharded.own_shard(self.target, self.whole)
         if self.whole._version != self._version or (self._values is not None and not _is_equal(own, self._values)):
             sharded.copy_into(self.target, self.whole)
             self._set_equal(self.whole)
 
     def state(self) -> int:
-        """Return whether this rank uses the copy, and if so whether its part has changed.
+        """Return whether this rank uses the copy, and if so whether its shard has changed.
 
-        A rank whose part is empty cannot find that the sharded tensor has received other memory: the others decide.
+        A rank whose shard is empty cannot find that the sharded tensor has received other memory: the others decide.
         """
-        part = sharded.local_part(self.target)
-        if self.whole is None or self.is_separate or not part.numel():
+        shard = sharded.local_shard(self.target)
+        if self.whole is None or self.is_separate or not shard.numel():
             return _UNUSED
-        return _EQUAL if _is_equal(sharded.own_part(self.target, self.whole), part) else _OUTDATED
+        return _EQUAL if _is_equal(sharded.own_shard(self.target, self.whole), shard) else _OUTDATED
 
     def overwrite(self, values: Tensor) -> None:
         """Copy a full tensor into this one, if it is in use."""
@@ -72,7 +72,7 @@ class GatheredCopy:
     def _set_equal(self, whole: Tensor) -> None:
         self._version = whole._version
         if self._values is not None:
-            self._values = sharded.own_part(self.target, whole).clone()
+            self._values = sharded.own_shard(self.target, whole).clone()
 
 
 class GatheredCopies:
@@ -83,9 +83,9 @@ class GatheredCopies:
         # Copies that are unused on this rank remain, without their memory, until they are unused on all ranks.
         self._copies: list[GatheredCopy] = []
         self._max_unchecked = _MAX_UNCHECKED
-        # By address of a part: sharded tensors in its memory.
+        # By address of a shard: sharded tensors in its memory.
         self._aliases: dict[int, list[weakref.ref[Any]]] = {}
-        # The addresses of two parameters' parts of which one was assigned to the other.
+        # The addresses of two parameters' shards of which one was assigned to the other.
         self._pairs: set[tuple[int, int]] = set()
         self._remove_hook: Callable[[], None] | None = None
         self.writes = 0
@@ -112,7 +112,7 @@ class GatheredCopies:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Copy what was written into the copies into the parts of this rank, and free the copies that are unused."""
+        """Copy what was written into the copies into the shards of this rank, and free the copies that are unused."""
         for copy in self._copies:
             copy.write_back()
             if copy.whole is not None and not _is_shared(copy.whole):
@@ -120,7 +120,7 @@ class GatheredCopies:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Gather the copies again whose parts have changed; every rank must call."""
+        """Gather the copies again whose shards have changed; every rank must call."""
         if not self._copies:
             return
         self.writes += 1
@@ -136,7 +136,7 @@ class GatheredCopies:
 
     def record_alias(self, tensor: Any) -> None:
         """Record a sharded tensor in the memory of another one, such as a value of a state dict, for `separate`."""
-        known = self._aliases.setdefault(sharded.local_part(tensor).data_ptr(), [])
+        known = self._aliases.setdefault(sharded.local_shard(tensor).data_ptr(), [])
         known[:] = [reference for reference in known if reference() is not None]
         known.append(weakref.ref(tensor))
 
@@ -146,33 +146,37 @@ class GatheredCopies:
         Code that assigns other memory to the tensor expects that what it read before keeps the old values.
         """
         self.write_back()
-        address = sharded.local_part(tensor).data_ptr()
+        address = sharded.local_shard(tensor).data_ptr()
         self._pairs = {pair for pair in self._pairs if address not in pair}
         for copy in self._copies if address else ():
-            if sharded.local_part(copy.target).data_ptr() == address:
+            if sharded.local_shard(copy.target).data_ptr() == address:
                 copy.is_separate = True
         for reference in self._aliases.pop(address, ()):  # targets of copies are among them
             alias = reference()
-            if alias is not None and alias is not tensor and (part := sharded.local_part(alias)).data_ptr() == address:
-                set_data(part, part.clone())
+            if (
+                alias is not None
+                and alias is not tensor
+                and (shard := sharded.local_shard(alias)).data_ptr() == address
+            ):
+                set_data(shard, shard.clone())
 
     def record_pair(self, one: Any, other: Any) -> None:
         """Record that one parameter was assigned the memory of another, which `refuse_pairs` refuses."""
-        self._pairs.add((sharded.local_part(one).data_ptr(), sharded.local_part(other).data_ptr()))
+        self._pairs.add((sharded.local_shard(one).data_ptr(), sharded.local_shard(other).data_ptr()))
 
     def refuse_pairs(self) -> None:
-        """Raise `MisuseError` if two parameters have shared memory since an assignment, as parts cannot."""
+        """Raise `MisuseError` if two parameters have shared memory since an assignment, as shards cannot."""
         if self._pairs:
             raise MisuseError(_SHARED)
 
     def join(self, tensor: Any, value: Any, set_data: Callable[[Tensor, Tensor], object]) -> None:
         """Put a sharded tensor, and what was read from its memory, into the memory of another one, by ``set_data``."""
-        own, address = sharded.local_part(tensor), sharded.local_part(value).data_ptr()
+        own, address = sharded.local_shard(tensor), sharded.local_shard(value).data_ptr()
         if address and address != own.data_ptr():
             aliases = [reference() for reference in self._aliases.pop(address, ())]
             for alias in (value, *aliases):
-                if alias is not None and sharded.local_part(alias).data_ptr() == address:
-                    set_data(sharded.local_part(alias), own)
+                if alias is not None and sharded.local_shard(alias).data_ptr() == address:
+                    set_data(sharded.local_shard(alias), own)
                     self.record_alias(alias)
 
     def resume(self, earlier: GatheredCopies | None) -> None:
@@ -189,7 +193,7 @@ class GatheredCopies:
         return ((copy.whole, copy.target) for copy in self._copies if copy.whole is not None and not copy.is_separate)
 
     def close(self) -> None:
-        """Keep the copies equal no longer; what was written into them is in the parts of this rank."""
+        """Keep the copies equal no longer; what was written into them is in the shards of this rank."""
         self.write_back()
         if self._remove_hook is not None:
             self._remove_hook()

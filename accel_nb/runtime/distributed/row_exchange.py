@@ -138,12 +138,12 @@ class RowReduction(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradient of the own part, times the number of ranks."""
+        """Return the gradient of this rank's rows, times the number of ranks."""
         return gradients[0] * ctx.scale, None, None
 
 
 class _SumOwnPart(Function):
-    """Sums the gradients of a stack over ranks and returns this rank's part of the sum."""
+    """Sums the gradients of a stack over ranks and returns this rank's rows of the sum."""
 
     @staticmethod
     def forward(ctx: Any, stacked: Tensor, exchange: RowExchange) -> Tensor:

@@ -61,7 +61,7 @@ class SequenceExchange:
         return _Gather.apply(shard, self, dim, length)  # pyright: ignore[reportReturnType]
 
     def spread(self, shard: Tensor, dim: int, other: int, length: int) -> Tensor:
-        """Return all of the sequence ``dim`` and, in exchange, this rank's part of the dim ``other``, such as heads."""
+        """Return all of the sequence ``dim`` in exchange for a shard of the dim ``other``, such as heads."""
         return _Swap.apply(shard, self, other, dim, shard.shape[other], length)  # pyright: ignore[reportReturnType]
 
     def collect(self, part: Tensor, dim: int, other: int, number: int) -> Tensor:

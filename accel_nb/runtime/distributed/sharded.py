@@ -1,8 +1,8 @@
-"""Sharded tensors: this rank's part, its position, and collective reads of the full tensor.
+"""Sharded tensors: this rank's shard, its position, and collective reads of the full tensor.
 
-A sharded tensor is a `torch.distributed.tensor.DTensor`, of which each rank holds a box, or a part of a flattened
-tensor, as in ZeRO, that was registered with `register_flat_part`. This module imports torch only after such a tensor
-exists.
+A sharded tensor is a `torch.distributed.tensor.DTensor`, of which each rank holds a range of each dim, or a
+tensor that was registered with `register_flat_shard`: a shard of a flattened tensor, as in ZeRO. This module imports
+torch only after such a tensor exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _DONE = -1
 
 _flat: Any = None
-"""Registered flat parts by tensor; created at the first registration."""
+"""Registered flat shards by tensor; created at the first registration."""
 
 _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_tensors", default=None)
 
@@ -53,10 +53,10 @@ _reads_together: ContextVar[bool] = ContextVar("accel_nb_reads_together", defaul
 
 
 @dataclass(frozen=True, slots=True)
-class FlatPart:
+class FlatShard:
     """The ranges of a flattened tensor that the ranks hold, as ``(start, length)``, and this rank's memory.
 
-    ``held`` begins with this rank's elements and may be longer. It is None if the tensor itself is this rank's part.
+    ``held`` begins with this rank's elements and may be longer. It is None if the tensor itself is this rank's shard.
     """
 
     shape: tuple[int, ...]
@@ -65,25 +65,25 @@ class FlatPart:
     held: Any = None
 
 
-def register_flat_part(tensor: Any, part: FlatPart) -> Any:
-    """Register a tensor that represents a full tensor of which this rank holds ``part``; return the tensor."""
+def register_flat_shard(tensor: Any, shard: FlatShard) -> Any:
+    """Register a tensor that represents a full tensor of which this rank holds ``shard``; return the tensor."""
     global _flat
     if _flat is None:
         from torch.utils.weak import WeakIdKeyDictionary
 
         _flat = WeakIdKeyDictionary()
-    _flat[tensor] = part
+    _flat[tensor] = shard
     return tensor
 
 
-def unregister_flat_part(tensor: Any) -> None:
-    """Undo `register_flat_part`; do nothing for other tensors."""
+def unregister_flat_shard(tensor: Any) -> None:
+    """Undo `register_flat_shard`; do nothing for other tensors."""
     if _flat is not None:
         _flat.pop(tensor, None)
 
 
-def flat_part(tensor: Any) -> FlatPart | None:
-    """Return the part that is registered for a tensor; None for other tensors."""
+def flat_shard(tensor: Any) -> FlatShard | None:
+    """Return the shard that is registered for a tensor; None for other tensors."""
     return None if _flat is None or not _is_tensor(tensor) else _flat.get(tensor)
 
 
@@ -143,9 +143,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Return whether this rank holds only a part of a tensor."""
+    """Return whether this rank holds only a shard of a tensor."""
     module = sys.modules.get("torch.distributed.tensor")
-    return (module is not None and isinstance(tensor, module.DTensor)) or flat_part(tensor) is not None
+    return (module is not None and isinstance(tensor, module.DTensor)) or flat_shard(tensor) is not None
 
 
 def has_distributed_tensors() -> bool:
@@ -155,15 +155,15 @@ def has_distributed_tensors() -> bool:
 
 def full_shape(tensor: Any) -> tuple[int, ...]:
     """Return the shape of the full tensor."""
-    part = flat_part(tensor)
-    return tuple(tensor.shape) if part is None else part.shape
+    shard = flat_shard(tensor)
+    return tuple(tensor.shape) if shard is None else shard.shape
 
 
-def local_part(tensor: Any) -> Any:
-    """Return this rank's part as a view; a plain tensor is returned unchanged."""
-    part = flat_part(tensor)
-    if part is not None:
-        return tensor if part.held is None else part.held[: part.ranges[part.rank][1]]
+def local_shard(tensor: Any) -> Any:
+    """Return this rank's shard as a view; a plain tensor is returned unchanged."""
+    shard = flat_shard(tensor)
+    if shard is not None:
+        return tensor if shard.held is None else shard.held[: shard.ranges[shard.rank][1]]
     if not is_sharded(tensor):
         return tensor
     if is_checked("dtensor.local"):
@@ -174,13 +174,13 @@ def local_part(tensor: Any) -> Any:
         return tensor.to_local()
 
 
-def part_with_gradient(parameter: Any) -> Any:
-    """Return this rank's part of a parameter, through which gradients flow; a plain parameter is returned unchanged."""
+def shard_with_gradient(parameter: Any) -> Any:
+    """Return this rank's shard of a parameter, with a gradient; a plain parameter is returned unchanged."""
     return parameter.to_local() if is_sharded(parameter) else parameter
 
 
 def own_region(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the offsets and lengths of this rank's part, a box of the full tensor; for a `DTensor`."""
+    """Return the offsets and lengths of this rank's shard, in each dim of the full tensor; for a `DTensor`."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return (0,) * tensor.dim(), (0,) * tensor.dim()
@@ -188,7 +188,7 @@ def own_region(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def is_absent(tensor: Any) -> bool:
-    """Return whether this rank holds no part of a sharded tensor, such as one made by `absent_tensor`."""
+    """Return whether this rank holds no shard of a sharded tensor, such as one made by `absent_tensor`."""
     mesh = getattr(tensor, "device_mesh", None)
     return mesh is not None and mesh.get_coordinate() is None
 
@@ -208,7 +208,7 @@ def _ranks_of(mesh: Any) -> Any:
 
 
 def _flatten(ranks: Any) -> list[int]:
-    return [ranks] if isinstance(ranks, int) else [rank for part in ranks for rank in _flatten(part)]
+    return [ranks] if isinstance(ranks, int) else [rank for inner in ranks for rank in _flatten(inner)]
 
 
 def absent_tensor(like: Tensor, placement: Sequence[Any], device: Any) -> Any:
@@ -232,13 +232,13 @@ def absent_tensor(like: Tensor, placement: Sequence[Any], device: Any) -> Any:
 
 
 def num_copies(tensor: Any, world_size: int) -> int:
-    """Return how many of ``world_size`` ranks hold each part of a `DTensor`."""
+    """Return how many of ``world_size`` ranks hold each shard of a `DTensor`."""
     pairs = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return world_size // math.prod(size for size, place in pairs if getattr(place, "dim", None) is not None)
 
 
 def _region(tensor: Any, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the offsets and lengths of the part of a `DTensor` at a coordinate of its device mesh.
+    """Return the offsets and lengths of the shard of a `DTensor` at a coordinate of its device mesh.
 
     A dim is divided by one dimension of the mesh after the other; a strided placement, as `fully_shard` makes of a
     tensor that was divided before, comes after those to its right.
@@ -261,25 +261,25 @@ def _region(tensor: Any, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], 
 
 
 def gather_full(tensor: Any, comm: Communicator) -> Tensor:
-    """Return the full tensor, on the device of its parts; every rank must call.
+    """Return the full tensor, on the device of its shards; every rank must call.
 
     It is gathered over ``comm``, that of the whole world. The tensor's device mesh may belong to a process group that
     has been destroyed.
     """
     import torch
 
-    flat = flat_part(tensor)
+    flat = flat_shard(tensor)
     if flat is not None:
-        own, longest = local_part(tensor).detach(), max(length for _, length in flat.ranges)
+        own, longest = local_shard(tensor).detach(), max(length for _, length in flat.ranges)
         padded = torch.cat([own, own.new_zeros(longest - own.shape[0])])
         found = zip(comm.all_gather(padded), flat.ranges, strict=True)
-        return torch.cat([part[:length] for part, (_, length) in found]).view(flat.shape)
+        return torch.cat([shard[:length] for shard, (_, length) in found]).view(flat.shape)
     mesh = tensor.device_mesh
     # By region, the first rank of the mesh that holds it.
     holders: dict[Any, int] = {}
     for index, rank in enumerate(_flatten(_ranks_of(mesh))):
         holders.setdefault(_region(tensor, unravel(index, tuple(mesh.shape))), rank)
-    own = local_part(tensor).detach().reshape(-1)
+    own = local_shard(tensor).detach().reshape(-1)
     longest = max(math.prod(lengths) for _, lengths in holders)
     if own.shape[0] < longest:
         own = torch.cat([own, own.new_zeros(longest - own.shape[0])])
@@ -297,37 +297,37 @@ def narrow_to(whole: Any, region: tuple[tuple[int, ...], tuple[int, ...]]) -> An
     return whole
 
 
-def shard_like(tensor: Any, part: Tensor) -> Any:
-    """Return a tensor that is sharded like ``tensor``, with ``part`` as this rank's part."""
-    flat = flat_part(tensor)
+def shard_like(tensor: Any, shard: Tensor) -> Any:
+    """Return a tensor that is sharded like ``tensor``, with ``shard`` as this rank's shard."""
+    flat = flat_shard(tensor)
     if flat is not None:
-        return register_flat_part(part, FlatPart(flat.shape, flat.ranges, flat.rank))
+        return register_flat_shard(shard, FlatShard(flat.shape, flat.ranges, flat.rank))
     kind: Any = sys.modules["torch.distributed.tensor"]
     return kind.DTensor.from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        shard, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
 
 
-def divided_tensor(part: Tensor, device_mesh: Any, dim: int, like: Tensor) -> Any:
-    """Return a tensor of the shape of ``like`` that is divided along ``dim``, with ``part`` as this rank's part."""
+def divided_tensor(shard: Tensor, device_mesh: Any, dim: int, like: Tensor) -> Any:
+    """Return a tensor of the shape of ``like`` that is divided along ``dim``, with ``shard`` as this rank's shard."""
     from torch.distributed.tensor import DTensor, Shard
 
-    return DTensor.from_local(part, device_mesh, [Shard(dim)], run_check=False, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(shard, device_mesh, [Shard(dim)], run_check=False, shape=like.shape, stride=like.stride())
 
 
-def own_part(tensor: Any, whole: Tensor) -> Tensor:
-    """Return this rank's part of the full tensor ``whole``, divided like ``tensor``; a view if possible."""
-    flat = flat_part(tensor)
+def own_shard(tensor: Any, whole: Tensor) -> Tensor:
+    """Return this rank's shard of the full tensor ``whole``, divided like ``tensor``; a view if possible."""
+    flat = flat_shard(tensor)
     if flat is not None:
         return whole.reshape(-1).narrow(0, *flat.ranges[flat.rank])
     return narrow_to(whole, own_region(tensor))
 
 
 def copy_into(tensor: Any, whole: Any) -> None:
-    """Copy a full tensor, or this rank's part of it, into a tensor in place, without communication."""
+    """Copy a full tensor, or this rank's shard of it, into a tensor in place, without communication."""
     if is_sharded(tensor) and not is_sharded(whole):
-        whole = own_part(tensor, whole)
-    overwrite(local_part(tensor).detach(), local_part(whole))  # one of inference mode can be written as a view only
+        whole = own_shard(tensor, whole)
+    overwrite(local_shard(tensor).detach(), local_shard(whole))  # one of inference mode can be written as a view only
 
 
 def shard_state(values: Any, parameter: Any) -> Any:
@@ -335,7 +335,7 @@ def shard_state(values: Any, parameter: Any) -> Any:
     if not is_sharded(parameter):
         return values
     return {
-        name: shard_like(parameter, own_part(parameter, value).clone())
+        name: shard_like(parameter, own_shard(parameter, value).clone())
         if hasattr(value, "dim") and value.dim() and value.shape == full_shape(parameter) and not is_sharded(value)
         else value
         for name, value in values.items()
@@ -356,27 +356,28 @@ def full_tensor(tensor: Any) -> Any:
 def whole_number_methods(problem: str | None = None) -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
     """Yield the methods of sharded tensors that read values as numbers: their class, their name and a wrapper.
 
-    Torch's methods read the number of this rank, such as the norm of its part. The wrapped ones read that of all parts,
-    and every rank must call them. With ``problem``, for ranks that hold different tensors, they raise `MisuseError`.
+    Torch's methods read the number of this rank, such as the norm of its shard. The wrapped ones read that of all
+    shards, and every rank must call them. With ``problem``, for ranks that hold different tensors, they raise
+    `MisuseError`.
     """
 
-    def of_all_parts(plain: Any) -> Any:
+    def of_all_shards(plain: Any) -> Any:
         @functools.wraps(plain)
         def read(self: Any, *args: Any) -> Any:
             if problem is not None:
                 raise MisuseError(problem)
-            return plain(add_up_parts(self.detach()), *args)
+            return plain(add_up_shards(self.detach()), *args)
 
         return read
 
     module = sys.modules.get("torch.distributed.tensor")
     if module is not None:
         for name in ("item", "tolist", "__float__", "__int__", "__bool__", "__format__"):
-            yield module.DTensor, name, of_all_parts
+            yield module.DTensor, name, of_all_shards
 
 
-def add_up_parts(tensor: Any) -> Any:
-    """Return the full tensor of a `DTensor`, also of one whose parts are not added up; every rank must call."""
+def add_up_shards(tensor: Any) -> Any:
+    """Return the full tensor of a `DTensor`, also of one whose shards are not added up; every rank must call."""
     kind: Any = sys.modules["torch.distributed.tensor"]
     places = list(tensor.placements)
     for dim in reversed(range(len(places))):  # torch warns of sums over several dimensions at once
@@ -401,7 +402,7 @@ def require_reader() -> Callable[[Any], Any]:
     read = _reader.get()
     if read is None:
         raise MisuseError(
-            "each rank holds only a part of the model, which cannot be copied here: accelerator.get_state_dict(model), "
+            "each rank holds shards of the model, which cannot be copied here: accelerator.get_state_dict(model), "
             "called by every rank, returns whole tensors; or copy the model before it is prepared"
         )
     return read
@@ -439,7 +440,7 @@ def lead_reads(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
     def read(tensor: Any) -> Any:
         number = numbers.get(id(tensor))
         if number is None:
-            raise MisuseError("this rank holds only a part of the tensor, and the other ranks cannot identify it")
+            raise MisuseError("this rank holds only a shard of the tensor, and the other ranks cannot identify it")
         comm.broadcast_json(number)
         return gather_full(tensor, comm)
 

@@ -1,9 +1,10 @@
 """Operations on sharded tensors by code that was written for one device.
 
-Outside of its forward pass a sharded model has a `DTensor` for each parameter and gradient. PyTorch computes with these
-alone, element by element. It refuses to combine them with plain tensors, draws other random numbers for them, and its
-means of parts of different length depend on its version. Here such operations have the results of one device: sharded
-tensors stay sharded where torch's own operation is right, and are gathered where it is not.
+Outside of its forward pass a sharded model has a `DTensor` for each parameter and gradient. PyTorch's operations on
+these are those of one device only if they work element by element on DTensors alone: it raises for a plain tensor
+beside them, draws other random numbers for them, and some versions compute wrong means of uneven shards. Here all
+operations have the results of one device: sharded tensors stay sharded where torch's own operation is right, and are
+gathered where it is not.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NO_VALUES = """
     _is_view register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad backward detach detach_
     share_memory_ zeros_like ones_like empty_like full_like
 """
-"""Functions that do not read the values of a tensor, or whose result for parts is right."""
+"""Functions that do not read the values of a tensor, or that PyTorch computes correctly on a `DTensor`."""
 
 _RANDOM = """
     normal_ uniform_ bernoulli_ exponential_ random_ cauchy_ geometric_ log_normal_ randn_like rand_like randint_like
@@ -43,7 +44,7 @@ _OF_WHOLE = """
     index_select new_zeros new_ones new_empty new_full new_tensor numpy __array__ __repr__ __reduce_ex__ equal allclose
     isclose
 """
-"""Functions for which torch reads this rank's part, or has no rule in some cases."""
+"""Functions for which torch reads this rank's shard only, or has no sharding rule in some cases."""
 
 _WRITING = """
     __set__ __setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__
@@ -56,7 +57,7 @@ class ShardedArithmetic:
     With ``problem`` no tensor is gathered: `MisuseError` with this text is raised instead.
 
     Views of a tensor that was gathered for them are kept equal to it, see `GatheredCopies`: what code has written into
-    them is copied into the parts before each operation on sharded tensors, calls of modules and optimizer steps.
+    them is copied into the shards before each operation on sharded tensors, calls of modules and optimizer steps.
     """
 
     def __init__(self, comm: Communicator, problem: str | None = None) -> None:
@@ -133,14 +134,14 @@ class ShardedArithmetic:
         if not (is_plain or has_gradient or name in self._of_whole):
             try:
                 result = func(*args, **kwargs)
-            except Exception:  # torch has no rule for parts: the full tensors give the result, or the same error
+            except Exception:  # torch has no sharding rule: the full tensors give the result, or the same error
                 return self._call_whole(func, args, kwargs)
             if all(_is_by_element(found, tensors[0]) for found in find_tensors(result)):
                 return result
         return self._call_whole(func, args, kwargs)
 
     def _copy_layer(self, parameter: Any, memo: dict[int, Any]) -> Any:
-        """Copy a parameter, such as that of a layer, as a whole one, as the copy of a model has."""
+        """Copy a parameter as an unsharded one, as the parameters of a copied model are."""
         if id(parameter) not in memo:
             copied = nn.Parameter(sharded.gather_full(parameter, self._comm), parameter.requires_grad)
             if parameter.grad is not None:
@@ -149,9 +150,9 @@ class ShardedArithmetic:
         return memo[id(parameter)]
 
     def _call_lists(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function of lists of tensors, of which it computes those at one place together, element by element.
+        """Call a function of lists of tensors, such as ``_foreach_add``, for the tensors at each index of the lists.
 
-        Torch has a rule for some of these functions only, and for none of them if a list has tensors that are whole.
+        Torch has sharding rules for some of these functions only, and for none if a list has plain tensors.
         """
         targets, tensors = args[0], list(find_tensors(args))
         is_by_element = name.endswith("_") or hasattr(torch, f"{name}_")  # norms and the like are not done in place
@@ -163,20 +164,20 @@ class ShardedArithmetic:
 
         def select(items: Sequence[Any]) -> list[Any]:
             pairs = zip(targets, items, strict=True)
-            return [self._part_beside(target, item) if isinstance(item, Tensor) else item for target, item in pairs]
+            return [self._shard_beside(target, item) if isinstance(item, Tensor) else item for target, item in pairs]
 
         own = [select(arg) if isinstance(arg, list | tuple) else map_tensors(self._gather, arg) for arg in args]
         results = func(*own, **kwargs)
         if results is None:
             return None
         pairs = zip(targets, results, strict=True)
-        return [sharded.shard_like(target, part) if isinstance(target, DTensor) else part for target, part in pairs]
+        return [sharded.shard_like(target, shard) if isinstance(target, DTensor) else shard for target, shard in pairs]
 
-    def _part_beside(self, target: Tensor, tensor: Tensor) -> Tensor:
-        """Return the part of a tensor that belongs to that of ``target``, or all of it if ``target`` is whole."""
+    def _shard_beside(self, target: Tensor, tensor: Tensor) -> Tensor:
+        """Return the shard of a tensor that is at the position of that of ``target``, or all of it."""
         if not isinstance(target, DTensor):
             return self._gather(tensor)
-        return sharded.local_part(_divide_like(target)(tensor))
+        return sharded.local_shard(_divide_like(target)(tensor))
 
     def _write(
         self, func: Callable[..., Any], name: str, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Any
@@ -190,7 +191,7 @@ class ShardedArithmetic:
             divided = map_tensors(_divide_like(target), [list(args), kwargs])
             try:
                 return func(*divided[0], **divided[1])
-            except Exception:  # torch has no rule for parts, unless it refuses the operation for any tensor
+            except Exception:  # torch has no sharding rule, unless it refuses the operation for any tensor
                 if target.requires_grad and torch.is_grad_enabled():
                     raise
         whole = self._gather(target.detach())
@@ -223,7 +224,7 @@ class ShardedArithmetic:
         if self._problem is not None:
             raise MisuseError(self._problem)
         if _is_partial(tensor):
-            return sharded.add_up_parts(tensor)
+            return sharded.add_up_shards(tensor)
         if torch.is_grad_enabled() and tensor.requires_grad:
             return _Gather.apply(tensor, self._comm)  # pyright: ignore[reportReturnType]
         return sharded.gather_full(tensor, self._comm)
@@ -248,20 +249,20 @@ def _divide_like(target: DTensor) -> Callable[[Tensor], Tensor]:
     def divide(tensor: Tensor) -> Tensor:
         if isinstance(tensor, DTensor) or not tensor.dim():
             return tensor
-        return sharded.shard_like(target, sharded.own_part(target, tensor).to(target.device))
+        return sharded.shard_like(target, sharded.own_shard(target, tensor).to(target.device))
 
     return divide
 
 
 def _is_by_element(result: Any, tensor: Tensor) -> bool:
-    """Return whether a result has the shape of a tensor: no parts of different length were averaged or summed."""
+    """Return whether a result has the shape of a tensor: no shards of different length were averaged or summed."""
     return not isinstance(result, DTensor) or (
         result.dim() > 0 and result.shape == tensor.shape and not _is_partial(result)
     )
 
 
 def _is_partial(tensor: Tensor) -> bool:
-    """Return whether the parts of a tensor are still to be added up."""
+    """Return whether a `DTensor` has partial placements, whose values are still to be added up over ranks."""
     return isinstance(tensor, DTensor) and any(place.is_partial() for place in tensor.placements)
 
 
@@ -299,7 +300,7 @@ class _Divide(Function):
     def forward(ctx: Any, whole: Tensor, like: Any, comm: Communicator) -> Any:
         ctx.comm = comm
         mean = comm.all_reduce(whole.detach().clone(memory_format=torch.contiguous_format), "mean")
-        return sharded.shard_like(like, sharded.own_part(like, mean).clone())
+        return sharded.shard_like(like, sharded.own_shard(like, mean).clone())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

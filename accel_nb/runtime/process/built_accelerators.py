@@ -1,4 +1,4 @@
-"""Registry of a script's accelerators that save or resume, whose runs a launch ends; imports no torch."""
+"""Registry of a script's accelerators that save or resume: a launch ends their runs. Imports no torch."""
 
 from __future__ import annotations
 

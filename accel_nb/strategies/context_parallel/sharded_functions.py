@@ -170,7 +170,7 @@ class SequenceShard:
     # --- dropout ---
 
     def drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Return the dropout of a shard, by its part of a mask that is drawn for the whole sequence."""
+        """Return the dropout of a shard, by its slice of a mask that is drawn for the whole sequence."""
         if not training or not p:
             return _dropout(input, p, training, inplace)
         dims = [

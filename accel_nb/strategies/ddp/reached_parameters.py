@@ -1,7 +1,7 @@
 """Parameters that a loss uses although the model's output was not computed from them.
 
-With ``find_unused_parameters`` DDP takes every parameter that the output does not lead to as one without a gradient,
-and raises an error when a loss uses it nevertheless, such as a noise level that only the loss has, or a penalty.
+With ``find_unused_parameters`` DDP marks every parameter outside of the output's autograd graph as unused, and raises
+an error when the loss uses it even so: a noise level that only the loss has, or a penalty on weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[reportPrivateUsage]
 
 _MAX_OUTPUTS = 4
-"""Outputs that no backward pass follows keep their graphs in memory until newer ones come."""
+"""The number of outputs whose graphs are kept; outputs without a backward pass are dropped when newer ones come."""
 
 
 class ReachedParameters:
@@ -28,7 +28,7 @@ class ReachedParameters:
         self._outputs.append(_nodes(_find_tensors(output)))
 
     def uses_unreached(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
-        """Return whether the loss uses one of ``parameters`` that no recorded output leads to; forget the outputs."""
+        """Return whether the loss uses one of ``parameters`` that no recorded output uses; forget the outputs."""
         ends = [node for output in self._outputs for node in output]
         self._outputs.clear()
         own = set(map(id, parameters))

@@ -1,9 +1,9 @@
 """Models and their optimizer in a DeepSpeed engine, and their restoration.
 
-The engine divides what an optimizer steps: it flattens parameters, and each rank steps a part of the flat tensors. Here
-the engine steps a copy of the optimizer, so that the user's optimizer keeps the model's parameters and its learning
-rate can be set as before; its state shows this rank's parts. Models stay the same objects. All uses of undocumented
-parts of DeepSpeed are in this file, in `flat_parts`, `plain_modules` and `process_setup`.
+The engine divides what an optimizer steps: it flattens parameters, and each rank steps a shard of the flat tensors.
+Here the engine steps a copy of the optimizer, so that the user's optimizer keeps the model's parameters and its
+learning rate can be set as before; its state shows this rank's shards. Models stay the same objects. All uses of
+undocumented parts of DeepSpeed are in this file, in `flat_shards`, `plain_modules` and `process_setup`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import LOST_WRITE
-from accel_nb.strategies.deepspeed.flat_parts import find_flats, part_of
+from accel_nb.strategies.deepspeed.flat_shards import find_flats, shard_of
 from accel_nb.strategies.deepspeed.flat_state import FlatState
 from accel_nb.strategies.deepspeed.inner_optimizer import copy_optimizer, split_groups
 from accel_nb.strategies.deepspeed.partitioned_parameter import Passes, mark_partitioned, unmark_partitioned
@@ -44,7 +44,7 @@ class ZeroModel:
     """Divided models of one optimizer: making it divides, `undo` restores. Every rank must do both.
 
     Weights must be the same on all ranks. In stage 3 those without values come from ``fillings``, of which each rank
-    reads its part.
+    reads its shard.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class ZeroModel:
             for value in self._parameters
             if not value.is_meta
         ]
-        hooks = [(part, name, set(vars(part)[name])) for part in self._modules for name in HOOKS]
+        hooks = [(module, name, set(vars(module)[name])) for module in self._modules for name in HOOKS]
         state = {value: dict(entries) for value, entries in optimizer.state.items()}
         try:
             self._divide(whole, copy_optimizer(optimizer, chosen), fillings)
         except BaseException:
             remove_attributes((*self._modules, *self._parameters), self._known_names)
             for value, data, gradient, known in before:
-                sharded.unregister_flat_part(value)
+                sharded.unregister_flat_shard(value)
                 value.data, value.grad = data, gradient
                 for key in set(value._post_accumulate_grad_hooks or ()) - known:
                     del value._post_accumulate_grad_hooks[key]
-            for part, name, known in hooks:
-                drop_hooks(part, name, known)
+            for module, name, known in hooks:
+                drop_hooks(module, name, known)
             optimizer.state.clear()
             optimizer.state.update(state)
             raise
@@ -125,13 +125,13 @@ class ZeroModel:
             norm = torch.zeros((), device=self._comm.world.device)
             self._zero._get_norm_groups = lambda: [norm]
         self._flats = list(find_flats(self._zero, self._stage, self._comm.world))
-        self._parts = {id(place.parameter): place.part for _, places in self._flats for place in places}
-        self._whole_gradients = WholeGradients(self._parts, self._comm)
+        self._shards = {id(place.parameter): place.shard for _, places in self._flats for place in places}
+        self._whole_gradients = WholeGradients(self._shards, self._comm)
         hide_attributes(self._modules, self._known_names)
         for value in self._parameters:
             value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
             if self._stage == 3:
-                sharded.register_flat_part(value, part_of(value, self._comm.world, value.ds_tensor))
+                sharded.register_flat_shard(value, shard_of(value, self._comm.world, value.ds_tensor))
         if self._stage == 3:
             mark_partitioned(self._parameters, self.passes)
         self._state = FlatState(self.optimizer, self._zero.optimizer, self._flats)
@@ -139,12 +139,12 @@ class ZeroModel:
 
     @property
     def divides_weights(self) -> bool:
-        """Whether this rank holds a part of the weights only."""
+        """Whether this rank holds a shard of the weights only."""
         return self._stage == 3
 
     @property
     def inner(self) -> Any:
-        """The optimizer that steps this rank's flat parts."""
+        """The optimizer that steps this rank's flat shards."""
         return self._zero.optimizer
 
     @property
@@ -157,7 +157,7 @@ class ZeroModel:
         """Prepare a backward pass, whose gradients are added to existing ones."""
         if self.has_gradients:
             self._whole_gradients.refuse_partly_dropped()
-        self._whole_gradients.store(self._gradient_parts())
+        self._whole_gradients.store(self._gradient_shards())
         self._whole_gradients.clear()
         self._is_stepped = False
         self._engine.set_gradient_accumulation_boundary(False)
@@ -191,7 +191,7 @@ class ZeroModel:
         self._zero.exit_backward()
 
     def finish_gradients(self) -> None:
-        """Average what is not averaged yet, and prepare this rank's part for `gradients`; every rank calls."""
+        """Average what is not averaged yet, and prepare this rank's shard for `gradients`; every rank calls."""
         held = [value.nbytes for value in self._parameters if value.requires_grad]
         self.gradient_bytes = sum(held) if self._stage == 1 else sum(flat.nbytes for flat, _ in self._flats)
         if self._stage == 1:
@@ -203,7 +203,7 @@ class ZeroModel:
 
     def steps(self, parameter: nn.Parameter) -> bool:
         """Return whether the optimizer steps a parameter."""
-        return id(parameter) in self._parts
+        return id(parameter) in self._shards
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect.
@@ -214,7 +214,7 @@ class ZeroModel:
             raise MisuseError(_AFTER_STEP)
         if not self.has_gradients:
             return None
-        return self._whole_gradients.read(parameter, self._gradient_parts(), self._flats[0][0])
+        return self._whole_gradients.read(parameter, self._gradient_shards(), self._flats[0][0])
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
         """Replace the whole gradient of a parameter; None drops it. Raises `MisuseError` if there are no gradients."""
@@ -228,11 +228,11 @@ class ZeroModel:
             self._whole_gradients.replace(parameter, value)
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield this rank's part of each gradient, flat, after `finish`; changes in place have effect."""
-        self._whole_gradients.store(self._gradient_parts())
-        yield from self._gradient_parts()
+        """Yield this rank's shard of each gradient, flat, after `finish`; changes in place have effect."""
+        self._whole_gradients.store(self._gradient_shards())
+        yield from self._gradient_shards()
 
-    def _gradient_parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    def _gradient_shards(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         if not self.has_gradients:
             return
         for number, (flat, places) in enumerate(self._flats):
@@ -240,15 +240,15 @@ class ZeroModel:
                 yield from ((place.parameter, place.narrow(flat.grad)) for place in places)
             elif self._stage == 3:
                 for place, value in zip(places, self._zero.averaged_gradients.get(number) or (), strict=False):
-                    yield place.parameter, value.view(-1)[: place.part.ranges[place.part.rank][1]]
+                    yield place.parameter, value.view(-1)[: place.shard.ranges[place.shard.rank][1]]
             else:
                 averaged = self._zero.averaged_gradients.get(number) or ()
-                parts = [value for value in averaged if not getattr(value, "_zero_padding", False)]
+                shards = [value for value in averaged if not getattr(value, "_zero_padding", False)]
                 here = self._zero.params_in_partition[number]
-                yield from zip(here, parts, strict=False)
+                yield from zip(here, shards, strict=False)
 
     def step(self) -> bool:
-        """Step this rank's part, and gather the result; return False if DeepSpeed skipped the step."""
+        """Step this rank's shard, and gather the result; return False if DeepSpeed skipped the step."""
         if len(self.optimizer.param_groups) != self._num_groups:
             raise MisuseError(
                 f"the {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} groups, and had "
@@ -266,7 +266,7 @@ class ZeroModel:
             warn_at_user_line(_UNUSED.format(number=num_trained - self._num_reached, all=num_trained))
         self._num_reached = 0
         self._whole_gradients.refuse_partly_dropped()
-        self._whole_gradients.store(self._gradient_parts())
+        self._whole_gradients.store(self._gradient_shards())
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
@@ -314,7 +314,7 @@ class ZeroModel:
         stack = parameter_offload.FWD_MODULE_STACK
         stack[:] = [item for item in stack if item is not self._engine.module]
         for value in self._parameters:
-            sharded.unregister_flat_part(value)
+            sharded.unregister_flat_shard(value)
         unmark_partitioned(self._parameters)
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
@@ -337,7 +337,7 @@ class ZeroModel:
             yield
         finally:
             for value, data in zip(self._parameters, before, strict=True):
-                sharded.local_part(value).copy_(sharded.own_part(value, value.data))
+                sharded.local_shard(value).copy_(sharded.own_shard(value, value.data))
                 value.data = data
 
     def holds(self, tensor: Tensor) -> bool:
@@ -346,7 +346,7 @@ class ZeroModel:
 
     @contextmanager
     def without_writes(self) -> Iterator[None]:
-        """Raise `MisuseError` if the block writes to parameters; what it writes is not copied into the parts."""
+        """Raise `MisuseError` if the block writes to parameters; what it writes is not copied into the shards."""
         before = [value._version for value in self._parameters]
         yield
         for value, version in zip(self._parameters, before, strict=True):
@@ -369,7 +369,7 @@ class ZeroModel:
     def copy_of(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
         """Return a copy of one of these models, without anything of DeepSpeed's, that has the same parameters.
 
-        With ``is_whole`` parameters of which this rank holds a part are replaced by whole ones.
+        With ``is_whole`` parameters of which this rank holds a shard are replaced by whole ones.
         """
         known: dict[int, Any] = {}
         for value in model.parameters() if is_whole else ():
@@ -379,7 +379,7 @@ class ZeroModel:
 
     @torch.no_grad()
     def _fill(self, filling: WeightFilling) -> None:
-        """Divide parameters without values, one at a time, and read this rank's part of each."""
+        """Divide parameters without values, one at a time, and read this rank's shard of each."""
         theirs = deepspeed.zero.Init(config_dict_or_path=self.settings, mem_efficient_linear=False)
         empty: list[Any] = list(filling.parameters())
         for value in empty:
@@ -388,7 +388,7 @@ class ZeroModel:
             )  # freed before it is written to
             theirs._convert_to_deepspeed_param(value)
             value.partition()
-            start, length = part_of(value, self._comm.world).ranges[self._comm.world.rank]
+            start, length = shard_of(value, self._comm.world).ranges[self._comm.world.rank]
             values = torch.empty(length, dtype=value.dtype, device="cpu")
             filling.fill_elements(value, start, values)
             value.ds_tensor[:length].copy_(values)

@@ -13,14 +13,14 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.state_tree import map_state
-from accel_nb.strategies.deepspeed.flat_parts import FlatSlot
+from accel_nb.strategies.deepspeed.flat_shards import FlatSlot
 
 _SINGLE = ("step", "eta", "mu", "mu_product")
 """Entries of which a parameter has one, where its only element does not show that."""
 
 
 class FlatState:
-    """Sets this rank's parts of the state of the ``inner`` optimizer in the user's, and loads what code sets there.
+    """Sets this rank's shards of the state of the ``inner`` optimizer in the user's, and loads what code sets there.
 
     ``flats`` are the flat tensors that the inner optimizer steps, with the parameters in them.
     """
@@ -32,7 +32,7 @@ class FlatState:
         # What was set in the user's optimizer, with the version of what a write has no effect on.
         self._shown: dict[nn.Parameter, dict[str, tuple[Any, int | None]]] = {}
         self._load(optimizer.state)
-        # Entries that a flat part has once, such as a step count, are copied whenever the state is read.
+        # Entries that a flat shard has once, such as a step count, are copied whenever the state is read.
         self._on_read = [
             optimizer.register_state_dict_pre_hook(lambda _: self._update_shown()),
             optimizer.register_state_dict_post_hook(_gather_state),
@@ -67,9 +67,9 @@ class FlatState:
         return False
 
     def show_after_step(self) -> None:
-        """Set the parts in the user's optimizer after a step, if it is the first one."""
+        """Set the shards in the user's optimizer after a step, if it is the first one."""
         if not self._is_shown:
-            self._show_parts()
+            self._show_shards()
 
     def release(self) -> None:
         """Update the user's optimizer for the last time."""
@@ -113,13 +113,15 @@ class FlatState:
                     if value is None:
                         continue
                     value = whole(value)
-                    start, length = place.part.ranges[place.part.rank]
-                    own = sharded.local_part(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
+                    start, length = place.shard.ranges[place.shard.rank]
+                    own = (
+                        sharded.local_shard(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
+                    )
                     place.narrow(buffer).copy_(own)
-        self._show_parts()
+        self._show_shards()
 
-    def _show_parts(self) -> None:
-        """Set this rank's parts of the state in the user's optimizer."""
+    def _show_shards(self) -> None:
+        """Set this rank's shards of the state in the user's optimizer."""
         self._is_shown = any(self._inner.state.values())
         self._shown.clear()
         for flat, places in self._flats:
@@ -131,7 +133,7 @@ class FlatState:
                         name,
                         _copy_single(value)
                         if is_single
-                        else sharded.register_flat_part(place.narrow(value), place.part),
+                        else sharded.register_flat_shard(place.narrow(value), place.shard),
                         is_single=is_single,
                     )
 
@@ -151,7 +153,7 @@ class FlatState:
 
 def _has_elements(name: str, places: list[FlatSlot], states: Mapping[Any, Mapping[str, Any]]) -> bool:
     """Return whether an entry of the state has one number for each element of a parameter."""
-    found = [(place.part.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)]
+    found = [(place.shard.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)]
     sized = [(shape, value) for shape, value in found if shape and value is not None]
     if not sized:
         return name not in _SINGLE
@@ -163,7 +165,7 @@ def _copy_single(value: Any) -> Any:
 
 
 def _gather_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
-    """Replace parts of tensors by whole ones where all ranks gather, as in a plain cell, whose code may save them."""
+    """Replace shards of tensors by whole ones where all ranks gather, as in a plain cell, whose code may save them."""
     if not sharded.can_read_full():
         return None
     whole = map_state(lambda leaf: sharded.full_tensor(leaf) if sharded.is_sharded(leaf) else leaf, state_dict)

@@ -15,7 +15,7 @@ _OF_INSTANCE = ("step", "zero_grad")
 def split_groups(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn.Parameter]]]:
     """Return the parameters of an optimizer that are in ``own``, each list with the number of its group.
 
-    A group is split where its parameters have different step counts: a flat part has one count.
+    A group is split where its parameters have different step counts: a flat shard has one count.
     """
     found: list[tuple[int, list[nn.Parameter]]] = []
     for index, group in enumerate(optimizer.param_groups):

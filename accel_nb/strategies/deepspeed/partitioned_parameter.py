@@ -126,6 +126,6 @@ def _is_called_inside(frame: FrameType | None) -> bool:
 
 
 _EMPTY = (
-    "the code computes with a parameter outside of the model's forward pass, where ZeRO stage 3 has parts of it: train "
-    "with --zero-stage 2, or with --strategy fsdp, whose parameters can be computed with"
+    "the code computes with a parameter outside of the model's forward pass, where ZeRO stage 3 has shards of it: "
+    "train with --zero-stage 2, or with --strategy fsdp, whose parameters can be computed with"
 )

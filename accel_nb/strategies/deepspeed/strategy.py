@@ -135,12 +135,12 @@ class Deepspeed(Stepping):
             return model
         self._fillings.pop(id(model), None)
         for key, zero in list(self._zeros.items()):
-            if any(model is part for part in zero.models):
+            if any(model is shard for shard in zero.models):
                 del self._zeros[key]
                 self._scaled.pop(key, None)
                 zero.undo()
-                for part in zero.models:
-                    self._adapt(part)
+                for shard in zero.models:
+                    self._adapt(shard)
         _restore_plain_class(model)
         return model
 
@@ -154,7 +154,7 @@ class Deepspeed(Stepping):
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
         """Raise `MisuseError`: gradients are sharded among the ranks."""
         raise MisuseError(
-            "gradients cannot stay on each rank under the strategy 'deepspeed', whose ranks hold parts of them: use ddp"
+            "gradients cannot stay on each rank under the strategy 'deepspeed', whose ranks hold shards: use ddp"
         )
 
     def backward(
@@ -205,7 +205,7 @@ class Deepspeed(Stepping):
             zero.drop_gradients()
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a parameter of which stage 3 keeps parts, and holds it whole for a pass only."""
+        """Return whether a tensor is a parameter of which stage 3 keeps shards, and holds it whole for a pass only."""
         return any(zero.divides_weights and zero.passes.number and zero.holds(tensor) for zero in self._zeros.values())
 
     def keep_graph(self) -> None:
@@ -351,7 +351,7 @@ class Deepspeed(Stepping):
     def _adapt(self, model: nn.Module) -> None:
         """Override the methods of a model that its engine changes, and set the run's precision."""
         _restore_plain_class(model)
-        zero = next((zero for zero in self._zeros.values() if any(model is part for part in zero.models)), None)
+        zero = next((zero for zero in self._zeros.values() if any(model is shard for shard in zero.models)), None)
         if zero is not None:  # all engines of one model need the same methods
             patch_instance(model, _methods_over(plain_class(model), zero))
         if self.precision.policy.compute is not None:
@@ -414,8 +414,8 @@ class Deepspeed(Stepping):
                     return whole
                 rows = -(-whole.shape[0] // self._world.size)
                 start = min(rows * self._world.rank, whole.shape[0])
-                part = whole[start : start + rows].clone()
-                return Slice(part, (start, *(0 for _ in whole.shape[1:])), tuple(whole.shape))
+                shard = whole[start : start + rows].clone()
+                return Slice(shard, (start, *(0 for _ in whole.shape[1:])), tuple(whole.shape))
             if isinstance(leaf, Tensor):
                 return leaf.detach().clone() if copied else leaf.detach()
             return leaf

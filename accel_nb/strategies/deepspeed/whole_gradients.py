@@ -1,4 +1,4 @@
-"""Whole gradients that code reads and replaces, while ranks hold parts of them."""
+"""Whole gradients that code reads and replaces, while ranks hold shards of them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.sharded import FlatPart
+from accel_nb.runtime.distributed.sharded import FlatShard
 
 HeldGradients = Iterable[tuple[nn.Parameter, Tensor]]
-"""This rank's part of each gradient, flat, where the optimizer reads it."""
+"""This rank's shard of each gradient, flat, where the optimizer reads it."""
 
 
 class WholeGradients:
     """The gradients that were read or replaced, and those that were set to None, until they are stored.
 
-    ``parts`` are this rank's parts of the parameters, by id.
+    ``shards`` are this rank's shards of the parameters, by id.
     """
 
-    def __init__(self, parts: Mapping[int, FlatPart], comm: Communicator) -> None:
-        self._parts = parts
+    def __init__(self, shards: Mapping[int, FlatShard], comm: Communicator) -> None:
+        self._shards = shards
         self._comm = comm
         # By id of the parameter.
         self._whole: dict[int, Tensor] = {}
@@ -39,8 +39,8 @@ class WholeGradients:
             return None
         if key not in self._whole:
             found: Any = dict(held).get(parameter)
-            part = (example.new_empty(0) if found is None else found).detach().view(-1)
-            self._whole[key] = sharded.gather_full(sharded.register_flat_part(part, self._parts[key]), self._comm)
+            shard = (example.new_empty(0) if found is None else found).detach().view(-1)
+            self._whole[key] = sharded.gather_full(sharded.register_flat_shard(shard, self._shards[key]), self._comm)
         return self._whole[key]
 
     def replace(self, parameter: nn.Parameter, value: Tensor) -> None:
@@ -55,21 +55,21 @@ class WholeGradients:
     def drop(self, parameter: nn.Parameter) -> bool:
         """Drop the gradient of a parameter, and return whether all are dropped."""
         self._dropped.add(id(parameter))
-        return self._dropped >= self._parts.keys()
+        return self._dropped >= self._shards.keys()
 
     def refuse_partly_dropped(self) -> None:
         """Raise `MisuseError` if some gradients were dropped: DeepSpeed steps all parameters."""
         if self._dropped:
-            raise MisuseError(_PARTLY_DROPPED.format(dropped=len(self._dropped), all=len(self._parts)))
+            raise MisuseError(_PARTLY_DROPPED.format(dropped=len(self._dropped), all=len(self._shards)))
 
     def store(self, held: HeldGradients) -> None:
-        """Copy this rank's parts of what was read, and may have been changed, to where the gradients are held."""
+        """Copy this rank's shards of what was read, and may have been changed, to where the gradients are held."""
         whole, self._whole = self._whole, {}
         if whole:
             for parameter, value in held:
                 if id(parameter) in whole:
-                    part = self._parts[id(parameter)]
-                    own = whole[id(parameter)].detach().reshape(-1).narrow(0, *part.ranges[part.rank])
+                    shard = self._shards[id(parameter)]
+                    own = whole[id(parameter)].detach().reshape(-1).narrow(0, *shard.ranges[shard.rank])
                     value.view(-1).copy_(own)
 
     def clear(self) -> None:

@@ -32,7 +32,7 @@ class WholeStates:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Copy what was written into the values into the parts of this rank.
+        """Copy what was written into the values into the shards of this rank.
 
         Raises `MisuseError` if code has written into one that it read before the last pass or step.
         """
@@ -56,10 +56,10 @@ class WholeStates:
 
 _WRITTEN_LATE = (
     "a value of model.state_dict() is written to that was read before the last forward pass or step: ZeRO stage 3 has "
-    "parts of the weights, and the value is a copy. Read the state dict where it is changed, or train with "
+    "shards of the weights, and the value is a copy. Read the state dict where it is changed, or train with "
     "--zero-stage 2 or --strategy fsdp, where the values are the weights"
 )
 _KEPT = (
-    "values of model.state_dict() are kept over a step: ZeRO stage 3 has parts of the weights, so they are copies, "
+    "values of model.state_dict() are kept over a step: ZeRO stage 3 has shards of the weights, so they are copies, "
     "which do not show later steps. On one device they do. Read the state dict again where the later values are meant"
 )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.sharded import part_with_gradient
+from accel_nb.runtime.distributed.sharded import shard_with_gradient
 from accel_nb.runtime.distributed.token_exchange import Route, TokenExchange
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward, unbound_forward
 
@@ -107,7 +107,7 @@ def _compute(experts: Any, forward: Callable[..., Tensor], tokens: Tensor, indic
         tokens, indices = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), indices.new_zeros(1)
     parameters, attributes = experts._parameters, vars(experts)
     before = dict(parameters)
-    parameters.update({name: part_with_gradient(value) for name, value in before.items()})
+    parameters.update({name: shard_with_gradient(value) for name, value in before.items()})
     whole, attributes["num_experts"] = attributes["num_experts"], num_own
     try:
         result = forward(experts, tokens, indices[:, None], tokens.new_ones(len(tokens), 1))

@@ -44,7 +44,7 @@ class DividedDimensions:
         self.cp = 1
         self.ep = 1
         self.stages = Stages()
-        # Whether the other ranks hold copies in place of parts of the model.
+        # Whether the other ranks hold copies in place of shards of the model.
         self.replicates = False
         # By model: its layers to divide, or why it cannot be divided.
         self._layer_plans: weakref.WeakKeyDictionary[nn.Module, DivisionPlan | Refusal] = weakref.WeakKeyDictionary()
@@ -80,13 +80,13 @@ class DividedDimensions:
             return None
         found = self._refuse_options(models, options, policy)
         dimensions: tuple[tuple[int, Callable[[nn.Module], Any], Callable[[ShardedModel], Any]], ...] = (
-            (self.stages.number, self._plan_stages, lambda part: part.pipeline),
-            (self.cp, lambda model: refuse_blocks(model, self.cp), lambda part: part.sequences),
-            (self.ep, self._plan_experts, lambda part: part.experts),
+            (self.stages.number, self._plan_stages, lambda wrapped: wrapped.pipeline),
+            (self.cp, lambda model: refuse_blocks(model, self.cp), lambda wrapped: wrapped.sequences),
+            (self.ep, self._plan_experts, lambda wrapped: wrapped.experts),
         )
         for degree, plan, division_of in dimensions:
             if found is None and degree > 1:
-                is_divided = any(division_of(part) is not None for part in prepared)
+                is_divided = any(division_of(wrapped) is not None for wrapped in prepared)
                 found = _refuse_all(models, plan, is_divided=is_divided)
         return self._refuse_layers(models, prepared) if found is None and self.tp > 1 else found
 
@@ -120,7 +120,7 @@ class DividedDimensions:
         refused = next((plan for plan in plans if isinstance(plan, Refusal)), None)
         if refused is not None or not plans or any(isinstance(plan, DivisionPlan) and plan.groups for plan in plans):
             return refused
-        if any(part.plan is not None and part.plan.groups for part in prepared):
+        if any(wrapped.plan is not None and wrapped.plan.groups for wrapped in prepared):
             return None
         named = ", ".join(type(model).__name__ for model in with_parameters)
         reasons = {
@@ -154,15 +154,15 @@ class DividedDimensions:
             stages.number,
             stages.split_points,
             stages_per_rank=stages.per_rank,
-            is_in_parts=stages.micro_batches > 1,
+            is_in_shards=stages.micro_batches > 1,
         )
 
 
-def describe_divided(parts: Sequence[ShardedModel], place: Mesh) -> dict[str, Any]:
+def describe_divided(wrapped_models: Sequence[ShardedModel], place: Mesh) -> dict[str, Any]:
     """Return as plain values by name the mesh in which models are divided, and what is divided in them."""
     last = replace(place, rank=place.size - 1)
-    divided = [part.pipeline.plan.describe() for part in parts if part.pipeline is not None]
-    plans = [part.plan for part in parts if part.plan is not None]
+    divided = [wrapped.pipeline.plan.describe() for wrapped in wrapped_models if wrapped.pipeline is not None]
+    plans = [wrapped.plan for wrapped in wrapped_models if wrapped.plan is not None]
     if plans:
         num_divided = sum(plan.num_divided for plan in plans)
         num_layers = sum(plan.num_layers for plan in plans)
@@ -170,10 +170,10 @@ def describe_divided(parts: Sequence[ShardedModel], place: Mesh) -> dict[str, An
     facts: dict[str, Any] = {
         "mesh": ", ".join([f"{place.describe()} (rank {last.rank} is {last.describe_rank()})", *divided])
     }
-    for part in parts:
-        facts |= {} if part.sequences is None else part.sequences.describe()
-        if part.experts is not None:
-            facts["experts"] = part.experts.describe()
+    for wrapped in wrapped_models:
+        facts |= {} if wrapped.sequences is None else wrapped.sequences.describe()
+        if wrapped.experts is not None:
+            facts["experts"] = wrapped.experts.describe()
     if any(group.draws for plan in plans for group in plan.groups):
         facts["dropout"] = "in divided layers differs from that of one device"
     for plan in plans:

@@ -1,9 +1,9 @@
 """All-gather of the weights of float8 layers in float8: half the bytes of bf16 between ranks.
 
 `fully_shard` calls the methods ``fsdp_pre_all_gather`` and ``fsdp_post_all_gather`` of the tensor that holds a rank's
-part of a parameter; here they are attributes of that tensor. So weights stay plain tensors of their own dtype for
+shard of a parameter; here they are attributes of that tensor. So weights stay plain tensors of their own dtype for
 optimizers, checkpoints and copies, and only what is gathered for a layer's multiplication is torchao's float8 tensor.
-All parts of a weight share one scale, which needs the largest value of all ranks: one collective for all weights, when
+All shards of a weight share one scale, which needs the largest value of all ranks: one collective for all weights, when
 the model is called.
 """
 
@@ -72,12 +72,12 @@ class Float8Gather:
 
     @torch.no_grad()
     def _find_scales(self) -> None:
-        if self._weights:  # parts of equal size: a rank with fewer rows has zeros in the rest
-            parts = [param._sharded_param_data for param, _ in self._weights]
+        if self._weights:  # shards of equal size: a rank with fewer rows has zeros in the rest
+            shards = [param._sharded_param_data for param, _ in self._weights]
             if is_checked("foreach"):
-                norms = torch._foreach_norm(parts, math.inf)  # pyright: ignore[reportPrivateImportUsage]
+                norms = torch._foreach_norm(shards, math.inf)  # pyright: ignore[reportPrivateImportUsage]
             else:
-                norms = [torch.linalg.vector_norm(part, math.inf) for part in parts]
+                norms = [torch.linalg.vector_norm(shard, math.inf) for shard in shards]
             largest = torch.stack(tuple(norms))
             self._scales = list(self._weights[0][1].scales(self._comm.all_reduce(largest, "max")))
 
@@ -86,8 +86,8 @@ class Float8Gather:
             mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             scale = self._scales[number]
-            part = param._sharded_param_data.view(param.padded_sharded_param_size)
-            return (casting.cast(part, scale).view(torch.uint8),), (scale,)  # as bytes, which every backend can send
+            shard = param._sharded_param_data.view(param.padded_sharded_param_size)
+            return (casting.cast(shard, scale).view(torch.uint8),), (scale,)  # as bytes, which every backend can send
 
         def fsdp_post_all_gather(
             outputs: tuple[Tensor, ...], scales: tuple[Tensor, ...], dtype: torch.dtype, *, out: Any = None

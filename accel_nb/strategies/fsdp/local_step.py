@@ -1,8 +1,8 @@
-"""Optimizer steps on the parts of sharded tensors that this rank holds.
+"""Optimizer steps on the shards of sharded tensors that this rank holds.
 
 PyTorch dispatches each operation on a `DTensor` in Python, and an optimizer makes about ten for each parameter; its
 implementations for many tensors at once do not take a `DTensor` by default. The optimizers listed here compute each
-element from that element alone, so they step this rank's parts as plain tensors, with the same result.
+element from that element alone, so they step this rank's shards as plain tensors, with the same result.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from accel_nb.runtime.tensors.instance_patching import innermost_class
 _BY_ELEMENT = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop})
 
 
-def step_on_parts(optimizer: Optimizer, step: Callable[[], Any]) -> Any:
-    """Call ``step``, the optimizer's own, in which it computes with this rank's parts if that has the same result.
+def step_on_shards(optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+    """Call ``step``, the optimizer's own, in which it computes with this rank's shards if that has the same result.
 
     Hooks on the optimizer's step see the sharded tensors.
     """
@@ -44,41 +44,43 @@ def step_on_parts(optimizer: Optimizer, step: Callable[[], Any]) -> Any:
 
 
 class _Exchange:
-    """Exchanges an optimizer's sharded tensors for their parts, and the other way round."""
+    """Exchanges an optimizer's sharded tensors for their shards, and the other way round."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
         self._sharded: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
-        self._parts = [[sharded.local_part(value) for value in parameters] for parameters in self._sharded]
+        self._shards = [[sharded.local_shard(value) for value in parameters] for parameters in self._sharded]
         self._state: Any = optimizer.state
         self._is_begun = False
 
     def is_possible(self) -> bool:
         """Return whether there is a sharded parameter, and gradients and state are divided like their parameters."""
         is_any = False
-        for value, part in self._pairs():
-            if part is value:
+        for value, shard in self._pairs():
+            if shard is value:
                 continue
             is_any = True
             state = self._state.get(value)
             like = [value.grad, *(item for item in state.values() if _has_dims(item))] if state else [value.grad]
-            if type(part) is not Tensor or not all(item is None or _is_divided_alike(item, value) for item in like):
+            if type(shard) is not Tensor or not all(item is None or _is_divided_alike(item, value) for item in like):
                 return False
         return is_any and not any(group.get("differentiable") for group in self._optimizer.param_groups)
 
     def begin(self) -> None:
-        """Replace the optimizer's sharded tensors by parts."""
+        """Replace the optimizer's sharded tensors by shards."""
         state: defaultdict[Any, Any] = defaultdict(dict)
         for key, values in self._state.items():
-            part = sharded.local_part(key)
-            state[part] = values if part is key else {name: sharded.local_part(item) for name, item in values.items()}
-        for value, part in self._pairs():
-            if part is not value:
-                part.grad = None if value.grad is None else sharded.local_part(value.grad)
+            shard = sharded.local_shard(key)
+            state[shard] = (
+                values if shard is key else {name: sharded.local_shard(item) for name, item in values.items()}
+            )
+        for value, shard in self._pairs():
+            if shard is not value:
+                shard.grad = None if value.grad is None else sharded.local_shard(value.grad)
         self._is_begun = True
         self._optimizer.state = state
-        for group, parts in zip(self._optimizer.param_groups, self._parts, strict=True):
-            group["params"] = parts
+        for group, shards in zip(self._optimizer.param_groups, self._shards, strict=True):
+            group["params"] = shards
 
     def end(self) -> None:
         """Restore the sharded tensors, and add what the step has added to the state; do nothing the second time."""
@@ -89,21 +91,21 @@ class _Exchange:
         self._optimizer.state = self._state
         for group, parameters in zip(self._optimizer.param_groups, self._sharded, strict=True):
             group["params"] = parameters
-        for value, part in self._pairs():
-            if part is value:
-                if part in stepped:
-                    self._state[part] = stepped[part]
+        for value, shard in self._pairs():
+            if shard is value:
+                if shard in stepped:
+                    self._state[shard] = stepped[shard]
                 continue
-            part.grad = None
-            if part in stepped:
+            shard.grad = None
+            if shard in stepped:
                 own = self._state[value]
-                for name, item in stepped[part].items():
-                    if sharded.local_part(own.get(name)) is not item:
+                for name, item in stepped[shard].items():
+                    if sharded.local_shard(own.get(name)) is not item:
                         own[name] = sharded.shard_like(value, item) if _has_dims(item) else item
 
     def _pairs(self) -> list[tuple[Any, Any]]:
-        found = zip(self._sharded, self._parts, strict=True)
-        return [pair for parameters, parts in found for pair in zip(parameters, parts, strict=True)]
+        found = zip(self._sharded, self._shards, strict=True)
+        return [pair for parameters, shards in found for pair in zip(parameters, shards, strict=True)]
 
 
 def _has_dims(value: Any) -> bool:
@@ -115,5 +117,5 @@ def _is_divided_alike(tensor: Any, parameter: Any) -> bool:
         sharded.is_sharded(tensor)
         and tensor.placements == parameter.placements
         and tensor.device_mesh == parameter.device_mesh
-        and type(sharded.local_part(tensor)) is Tensor
+        and type(sharded.local_shard(tensor)) is Tensor
     )

@@ -1,4 +1,4 @@
-"""Models without values, on the meta device: each rank reads its part of their weights from safetensors files."""
+"""Loading of models on the meta device: each rank reads its shards of the weights from safetensors files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_nb.runtime.distributed import sharded
 
 
 class WeightFilling:
-    """The tensors of a model that have no values yet, and where a checkpoint stores them.
+    """The meta tensors of a model, and where a checkpoint stores their values.
 
     Raises `ConfigError`, before anything is changed, with every tensor that is missing or of another shape.
     """
@@ -35,11 +35,11 @@ class WeightFilling:
         for key, value in tensors.items():
             found = next((checkpoint.tensors[name] for name in names[key] if name in checkpoint.tensors), None)
             if found is None:
-                problems.append(f"{checkpoint.path} holds no {names[key][0]}, which has no values in the model")
+                problems.append(f"{checkpoint.path} has no tensor {names[key][0]}, which is a meta tensor in the model")
             elif found.shape != tuple(value.shape):
                 problems.append(
-                    f"{checkpoint.path} holds {names[key][0]} as {list(found.shape)}, and the model wants "
-                    f"{list(value.shape)}"
+                    f"{names[key][0]} has shape {list(found.shape)} in {checkpoint.path}, and "
+                    f"{list(value.shape)} in the model"
                 )
             else:
                 self._sources[key] = found
@@ -48,7 +48,7 @@ class WeightFilling:
 
     @torch.no_grad()
     def fill_whole(self, device: torch.device) -> None:
-        """Read the tensors that are not divided: buffers, and parameters of a single number."""
+        """Read the tensors that are not sharded: buffers, and parameters of a single number."""
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
@@ -58,26 +58,26 @@ class WeightFilling:
                     fill_parameter(value, self._read(value, device))
 
     @torch.no_grad()
-    def allocate_parts(self, device: torch.device) -> None:
-        """Allocate this rank's part of the parameters, which are divided by now."""
+    def allocate_shards(self, device: torch.device) -> None:
+        """Allocate this rank's shards of the parameters; call it after the model was sharded."""
         root: Any = self._model
         root._apply(lambda value: torch.empty_like(value, device=device) if value.is_meta else value)
 
     @torch.no_grad()
-    def fill_parts(self, changed: dict[int, nn.Parameter]) -> None:
-        """Read this rank's part of each divided parameter; ``changed`` is by the original's id."""
+    def fill_shards(self, changed: dict[int, nn.Parameter]) -> None:
+        """Read this rank's shard of each parameter; ``changed`` has them by the ids of the originals."""
         for key, now in changed.items():
             source = self._sources.get(key)
             if source is None:
                 continue
-            part = sharded.local_part(now)
+            shard = sharded.local_shard(now)
             row = source.numel // max(1, source.shape[0])
-            values = torch.empty(part.shape, dtype=part.dtype, device="cpu")
+            values = torch.empty(shard.shape, dtype=shard.dtype, device="cpu")
             source.slice(sharded.own_region(now)[0][0] * row, values.numel()).read_into(values)
-            part.copy_(values)
+            shard.copy_(values)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters that have no values yet, each once."""
+        """Yield the parameters on the meta device, each once."""
         yield from (value for value in self._model.parameters() if value.is_meta)
 
     def fill_elements(self, parameter: nn.Parameter, start: int, out: Tensor) -> None:
@@ -91,5 +91,5 @@ class WeightFilling:
 
 
 def fill_parameter(parameter: nn.Parameter, values: Tensor) -> None:
-    """Make a parameter on the meta device hold ``values``; the object stays the same."""
+    """Set the values of a parameter on the meta device; the object stays the same."""
     torch.utils.swap_tensors(parameter, nn.Parameter(values, parameter.requires_grad))

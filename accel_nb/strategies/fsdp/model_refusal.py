@@ -35,7 +35,7 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
     )
     if hooked is not None:
         return Refusal(
-            f"{hooked} of the {type(model).__name__} has a hook on its gradient, of which each rank gets a part only",
+            f"{hooked} of the {type(model).__name__} has a hook on its gradient, of which each rank gets a shard only",
             "remove the hook, or train with --strategy ddp, which holds copies",
         )
     if isinstance(model, nn.ModuleList | nn.ModuleDict) and type(model).forward is nn.Module.forward:
@@ -51,7 +51,7 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
             "prepare the module inside of it (leave out fabric.setup, if it is Lightning Fabric's), "
             "or train with --strategy ddp",
         )
-    sparse = next((name for name, part in model.named_modules() if getattr(part, "sparse", None) is True), None)
+    sparse = next((name for name, module in model.named_modules() if getattr(module, "sparse", None) is True), None)
     if sparse is not None:
         return Refusal(
             f"{sparse or type(model).__name__} has sparse gradients, which cannot be divided",

@@ -2,7 +2,7 @@
 
 `fully_shard` replaces parameters by distributed tensors, and cannot undo it. Here the model's original parameters are
 kept, without their memory, and put back in the end, so that references to them are references to the trained ones. All
-uses of undocumented parts of `fully_shard` are in this file.
+uses of undocumented attributes of `fully_shard` are in this file.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.fsdp.new_parts import gather_new_parts, put_back_renamed
 from accel_nb.strategies.fsdp.parameter_groups import adapt_group
 from accel_nb.strategies.fsdp.sharded_state import divided_state, make_whole
-from accel_nb.strategies.fsdp.visible_parts import VisibleParts
+from accel_nb.strategies.fsdp.visible_shards import VisibleShards
 from accel_nb.strategies.pipeline.pipeline import Pipeline
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, staged_parameters
-from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, divided_parameters, part_of
+from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, divided_parameters, shard_of
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan
 
 _SOURCE = "torch.distributed.fsdp._fully_shard"
@@ -78,9 +78,9 @@ class ShardedModel:
     Until `commit` the whole values are kept, and `abandon` restores them without other ranks; so does an error.
 
     ``settings`` are arguments of `fully_shard` for the units, ``root_settings`` for the rest of the model. All ranks
-    get the values of rank 0; of tensors without values each rank reads its part from ``weights``. ``float8`` gathers
+    get the values of rank 0; of tensors without values each rank reads its shard from ``weights``. ``float8`` gathers
     the weights of float8 layers in float8. Layers of ``plan`` are divided by ``groups`` before. With ``stages`` a rank
-    holds the blocks of one stage only, and what lies outside of blocks; ``micro_batches`` are the parts of a batch.
+    holds the blocks of one stage only, and what lies outside of blocks; ``micro_batches`` is the number of a batch.
     With ``divides_sequences`` ranks of ``groups`` compute cuts of sequences. The modules ``experts`` are divided among
     ranks of ``groups``, and sharded with ``expert_settings``.
     """
@@ -120,7 +120,7 @@ class ShardedModel:
         ]
         # A single number cannot be divided: each rank has it, and its gradient is averaged before a step.
         self.replicated = list({id(p.original): p.original for p in self._slots if p.original.dim() == 0}.values())
-        # The device that stores the parts: with offloading the CPU.
+        # The device that stores the shards: with offloading the CPU.
         self._home = torch.device("cpu") if "offload_policy" in settings else device
         filling = None if weights is None else WeightFilling(model, weights)
         if filling is not None:
@@ -150,7 +150,7 @@ class ShardedModel:
         self._layers: LayerDivision | None = None
         self.sequences: SequenceDivision | None = None
         self.experts: ExpertDivision | None = None
-        self.visible: VisibleParts | None = None
+        self.visible: VisibleShards | None = None
         try:
             blocks = BlockCopies.of(model) if divides_sequences else None
             if plan is not None and groups is not None:
@@ -173,7 +173,7 @@ class ShardedModel:
                 for unit in self._units if self.float8 else ():
                     _call_with(unit, self.float8)
             if filling is not None:
-                filling.allocate_parts(self._home)
+                filling.allocate_shards(self._home)
             if self.pipeline is not None:
                 self._replace_absent(device)
                 self._root.set_requires_gradient_sync(False)
@@ -183,11 +183,11 @@ class ShardedModel:
                     self.changed[id(place.original)] = now
             self._staged = {id(now) for key, now in self.changed.items() if key in self._stages}
             if filling is not None:
-                filling.fill_parts(self.changed)
+                filling.fill_shards(self.changed)
             if self.pipeline is None:
                 _state_of(model)._lazy_init()  # else the call of a unit before that of the model would make it a root
                 by_unit = {unit: _groups_of(_state_of(unit)) for unit in self._units}
-                self.visible = VisibleParts(by_unit, lambda: _state_of(model)._state_ctx.iter_forward_root is not None)
+                self.visible = VisibleShards(by_unit, lambda: _state_of(model)._state_ctx.iter_forward_root is not None)
         except BaseException:
             self.abandon()
             raise
@@ -210,7 +210,7 @@ class ShardedModel:
                 if place.original.is_meta:
                     fill_parameter(place.original, torch.empty(0, dtype=now.dtype, device=self._home))
                 if place.original.grad is not None and not sharded.is_absent(now):
-                    now.grad = sharded.shard_like(now, sharded.own_part(now, place.original.grad).clone())
+                    now.grad = sharded.shard_like(now, sharded.own_shard(now, place.original.grad).clone())
                 place.original.grad = None
                 vars(now).update(_attributes_of(place.original))
                 place.original.data = place.original.data.new_empty(0)
@@ -325,7 +325,7 @@ class ShardedModel:
         self._average_groups()
         mesh, pp = self._mesh_groups.mesh, self._mesh_groups.pp
         for gradient in fill_missing_gradients(pp, common):
-            pp.all_reduce(sharded.local_part(gradient))
+            pp.all_reduce(sharded.local_shard(gradient))
         for now, gradient in zip(common, before, strict=True):
             if gradient is not None:
                 now.grad = gradient if now.grad is None else now.grad + gradient
@@ -382,7 +382,9 @@ class ShardedModel:
             original.requires_grad_(now.requires_grad)
             if is_needed:
                 gradient = (
-                    sharded.shard_like(now, torch.zeros_like(sharded.local_part(now))) if now.grad is None else now.grad
+                    sharded.shard_like(now, torch.zeros_like(sharded.local_shard(now)))
+                    if now.grad is None
+                    else now.grad
                 )
                 original.grad = sharded.gather_full(gradient, self._comm)
             for name in _attributes_of(original).keys() - vars(now).keys():
@@ -407,14 +409,14 @@ class ShardedModel:
         return gather_new_parts(self.model, {id(value) for value in self.changed.values()})
 
     def _divide_layers(self, plan: DivisionPlan, groups: MeshGroups, device: torch.device) -> None:
-        """Replace the parameters of divided layers by this rank's parts, which `fully_shard` divides further."""
+        """Replace the parameters of divided layers by this rank's shards, which `fully_shard` divides further."""
         here = [group for group in plan.groups if not self._is_absent(submodule_at(self.model, group.owner))]
         dims, mesh = divided_parameters(self.model, here), groups.mesh
         for place in self._slots:
             value = place.original
             if id(value) in dims:
-                part = part_of(value, dims[id(value)], mesh.index("tp"), mesh.tp).to(device)
-                divided = sharded.divided_tensor(part, groups.device_mesh["tp"], dims[id(value)], value)
+                shard = shard_of(value, dims[id(value)], mesh.index("tp"), mesh.tp).to(device)
+                divided = sharded.divided_tensor(shard, groups.device_mesh["tp"], dims[id(value)], value)
                 place.module._parameters[place.name] = nn.Parameter(divided, value.requires_grad)
         self._layers = LayerDivision(self.model, here, LayerExchange(groups.tp), mesh.tp)
         self._classes = [type(unit) for unit in self._units]
@@ -425,8 +427,8 @@ class ShardedModel:
         for module in experts:
             for name, value in module._parameters.items():
                 if value is not None:
-                    part = part_of(value, 0, rank, size).to(device)
-                    divided = sharded.divided_tensor(part, groups.expert_mesh["ep"], 0, value)
+                    shard = shard_of(value, 0, rank, size).to(device)
+                    divided = sharded.divided_tensor(shard, groups.expert_mesh["ep"], 0, value)
                     module._parameters[name] = nn.Parameter(divided, value.requires_grad)
         exchange = TokenExchange(groups.ep, rank, size)  # pyright: ignore[reportArgumentType]
         self.experts = ExpertDivision(experts, exchange)
@@ -473,7 +475,7 @@ class ShardedModel:
                 for number, place in enumerate(self._slots)
                 if id(place.original) in self._stages and id(place.original) not in self._absent
             }
-        placements = {int(key): found for part in self._comm.all_gather_json(own) for key, found in part.items()}
+        placements = {int(key): found for of_rank in self._comm.all_gather_json(own) for key, found in of_rank.items()}
         made: dict[int, nn.Parameter] = {}
         for number, place in enumerate(self._slots):
             key = id(place.original)
@@ -526,12 +528,12 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
     fully_shard(unit, **settings)
     if plain.__module__ != unit.__class__.__module__ or PLAIN_CLASS in vars(plain):
         _forget_class(plain)
-    for part in unit.modules():
+    for module in unit.modules():
         # Marks for old versions of torch.compile, which would reach the notebook as attributes of the user's module.
         for name in _MARKS[:2]:
-            vars(part).pop(name, None)
+            vars(module).pop(name, None)
         # The hook serves load_state_dict(assign=True), which is refused, and cannot be copied.
-        _drop_hooks(part, ("_load_state_dict_post_hooks",))
+        _drop_hooks(module, ("_load_state_dict_post_hooks",))
     for group in _groups_of(_state_of(unit)):
         adapt_group(group, unit)
     unit.register_forward_pre_hook(_require_process(os.getpid()), prepend=True)
@@ -545,7 +547,7 @@ def _require_process(pid: int) -> Callable[[nn.Module, Any], None]:
         if os.getpid() != pid:
             raise MisuseError(
                 f"a {type(module).__name__} is called in another process than that of its rank, such as one of a "
-                "DataLoader, where the parts of its weights cannot be gathered: use num_workers=0, or train with "
+                "DataLoader, where the shards of its weights cannot be gathered: use num_workers=0, or train with "
                 "`--strategy ddp`, which leaves weights whole"
             )
 
@@ -683,4 +685,4 @@ def _drop_hooks(module: nn.Module, names: Iterable[str]) -> None:
 def _is_of_wrapper(hook: Any) -> bool:
     """Return whether a hook is of `fully_shard`, a `Pipeline` or this module: no copy of a model has it."""
     module = str(getattr(getattr(hook, "hook", hook), "__module__", ""))
-    return module.startswith((_SOURCE, Pipeline.__module__, VisibleParts.__module__, __name__))
+    return module.startswith((_SOURCE, Pipeline.__module__, VisibleShards.__module__, __name__))

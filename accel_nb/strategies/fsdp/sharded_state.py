@@ -1,4 +1,4 @@
-"""The state of models and optimizers, of which each rank holds a part."""
+"""The state of models and optimizers, of which each rank holds a shard."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def divided_state(model: nn.Module, state: Any) -> Any:
 def _divided(parameter: Any, value: Any) -> Any:
     if not sharded.is_sharded(parameter) or sharded.is_sharded(value) or value.shape != parameter.shape:
         return value
-    return sharded.shard_like(parameter, sharded.own_part(parameter, value))
+    return sharded.shard_like(parameter, sharded.own_shard(parameter, value))
 
 
-def own_part_of(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """Return this rank's part of a tensor of an optimizer's state that has the shape of a parameter."""
+def own_shard_of(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor of an optimizer's state that has the shape of a parameter."""
     return sharded.shard_state({"": value}, parameter)[""]
 
 
 def sliced(state: Any, copied: bool) -> Any:
-    """Return a state with a `Slice` in place of each tensor of which this rank holds a part."""
+    """Return a state with a `Slice` in place of each tensor of which this rank holds a shard."""
 
     def slice_leaf(leaf: Any) -> Any:
         if sharded.is_sharded(leaf):
-            part = sharded.local_part(leaf).detach()
-            part = part.view([0] * leaf.dim()) if sharded.is_absent(leaf) else part
-            return Slice(part.clone() if copied else part, sharded.own_region(leaf)[0], tuple(leaf.shape))
+            shard = sharded.local_shard(leaf).detach()
+            shard = shard.view([0] * leaf.dim()) if sharded.is_absent(leaf) else shard
+            return Slice(shard.clone() if copied else shard, sharded.own_region(leaf)[0], tuple(leaf.shape))
         return leaf.detach().clone() if copied and isinstance(leaf, Tensor) else leaf
 
     return map_state(slice_leaf, state)
@@ -88,11 +88,11 @@ def _shard_value(value: Any, target: Any) -> Any:
     """Return this rank's shard of a value if its target is sharded and of the same shape, else the full value."""
     if not sharded.is_sharded(target) or tuple(getattr(value, "shape", ())) != tuple(target.shape):
         return materialize(value)
-    held = sharded.local_part(target)
+    held = sharded.local_shard(target)
     if isinstance(value, Slice):
-        part = value.tensor
+        shard = value.tensor
     elif isinstance(value, StoredTensor):
-        part = value.read(Region(*sharded.own_region(target)))
+        shard = value.read(Region(*sharded.own_region(target)))
     else:
-        part = sharded.own_part(target, value)
-    return sharded.shard_like(target, part.to(held.device).clone())
+        shard = sharded.own_shard(target, value)
+    return sharded.shard_like(target, shard.to(held.device).clone())

@@ -40,9 +40,9 @@ def ordered_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _describe(value: Any) -> list[Any]:
-    """Return an item of an optimizer's state as JSON, without the values of parts."""
+    """Return an item of an optimizer's state as JSON, without the values of shards."""
     if sharded.is_sharded(value):
-        return ["part", str(value.dtype)]
+        return ["shard", str(value.dtype)]
     if isinstance(value, Tensor):
         return ["tensor", str(value.dtype), value.tolist()]
     return ["plain", value]
@@ -56,4 +56,4 @@ def _without_values(described: Sequence[Any], parameter: Tensor) -> Any:
     dtype = getattr(torch, value.removeprefix("torch."))
     if kind == "tensor":
         return torch.tensor(numbers[0], dtype=dtype, device="cpu")
-    return sharded.shard_like(parameter, sharded.local_part(parameter).detach().to(dtype))
+    return sharded.shard_like(parameter, sharded.local_shard(parameter).detach().to(dtype))

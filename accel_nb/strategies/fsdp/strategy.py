@@ -1,4 +1,4 @@
-"""PyTorch's `fully_shard`: each rank holds a part of every parameter, its gradient and its optimizer state.
+"""PyTorch's `fully_shard`: each rank holds a shard of every parameter, its gradient and its optimizer state.
 
 Parameters are gathered one unit at a time, before the unit computes, and freed after it; gradients are averaged and
 divided in the backward pass. Optimizers stay the same objects: their groups get the sharded parameters.
@@ -46,13 +46,13 @@ from accel_nb.strategies.base import (
     multiply_gradients,
 )
 from accel_nb.strategies.fsdp.divided_dimensions import DividedDimensions, describe_divided
-from accel_nb.strategies.fsdp.local_step import step_on_parts
+from accel_nb.strategies.fsdp.local_step import step_on_shards
 from accel_nb.strategies.fsdp.model_refusal import find_refusal
 from accel_nb.strategies.fsdp.optimizer_parameters import replace_parameters
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel
 from accel_nb.strategies.fsdp.sharded_state import (
     groups_and_state,
-    own_part_of,
+    own_shard_of,
     restore_groups,
     shard_values,
     sliced,
@@ -86,19 +86,19 @@ class Fsdp(Stepping):
         self.groups: MeshGroups | None = None
 
     def divide_layers(self, size: int, *, replicates: bool) -> None:
-        """Divide layers among ``size`` ranks; with ``replicates`` the others hold copies, else parts of the rest."""
+        """Divide layers among ``size`` ranks; with ``replicates`` the others hold copies, else shards of the rest."""
         self._dimensions.tp, self._dimensions.replicates = size, replicates
 
     def divide_stages(self, stages: Stages, *, replicates: bool) -> None:
-        """Divide the blocks of models among ranks; with ``replicates`` the others hold copies, else parts."""
+        """Divide the blocks of models among ranks; with ``replicates`` the others hold copies, else shards."""
         self._dimensions.stages, self._dimensions.replicates = stages, replicates
 
     def divide_sequences(self, size: int, *, replicates: bool) -> None:
-        """Divide sequences among ``size`` ranks; with ``replicates`` all ranks hold copies, else parts."""
+        """Divide sequences among ``size`` ranks; with ``replicates`` all ranks hold copies, else shards."""
         self._dimensions.cp, self._dimensions.replicates = size, replicates
 
     def divide_experts(self, size: int, *, replicates: bool) -> None:
-        """Divide experts among ``size`` ranks; with ``replicates`` ranks hold copies of all else, else parts."""
+        """Divide experts among ``size`` ranks; with ``replicates`` ranks hold copies of all else, else shards."""
         self._dimensions.ep, self._dimensions.replicates = size, replicates
 
     def report_replaced(self, call: OnReplaced) -> None:
@@ -165,24 +165,24 @@ class Fsdp(Stepping):
             for model in new:
                 made.append(self._divide(model))
                 self._adapt(made[-1])
-            changed = {key: new for part in (*self._models.values(), *made) for key, new in part.changed.items()}
+            changed = {key: new for wrapped in (*self._models.values(), *made) for key, new in wrapped.changed.items()}
             stale: dict[int, nn.Parameter] = {id(old): value for old, value in self._originals.items()}
             changed |= {key: changed.get(id(value), value) for key, value in stale.items()}
-            states = [pair for optimizer, _ in stepped for pair in replace_parameters(optimizer, changed, own_part_of)]
+            states = [pair for optimizer, _ in stepped for pair in replace_parameters(optimizer, changed, own_shard_of)]
             self._comm.barrier()  # an error on any rank before this line leaves full models on all ranks
         except BaseException:
             for optimizer, before in stepped:
                 restore_groups(optimizer, before)
-            for part in reversed(made):
-                self._undo_adapt(part)
-                part.abandon()
+            for wrapped in reversed(made):
+                self._undo_adapt(wrapped)
+                wrapped.abandon()
             raise
         memory = {sharded.memory_layout(old): (old.untyped_storage(), new) for old, new in states}
         memory.pop(None, None)
-        for part in made:
-            memory |= part.parameter_memory()
-            part.commit()
-            self._models[id(part.model)] = part
+        for wrapped in made:
+            memory |= wrapped.parameter_memory()
+            wrapped.commit()
+            self._models[id(wrapped.model)] = wrapped
         self._optimizers += [weakref.ref(item) for item in optimizers]
         if self._dimensions.stages.number > 1:
             self._hooks += [item.register_state_dict_pre_hook(self._share_before_read) for item in optimizers]
@@ -233,38 +233,38 @@ class Fsdp(Stepping):
                 f"PyTorch's fully_shard cannot divide a {type(model).__name__} ({reason}): train with `--strategy ddp`"
             ) from error
 
-    def _adapt(self, part: ShardedModel) -> None:
+    def _adapt(self, wrapped: ShardedModel) -> None:
         """Register a divided model's other forward methods, and set its precision, by the options."""
-        options, model = self.options, part.model
+        options, model = self.options, wrapped.model
         root: Any = model
         for name in options.forward_methods:
             register_fsdp_forward_method(model, name)
-            if part.float8:
-                setattr(model, name, part.float8.with_scales(getattr(model, name)))
+            if wrapped.float8:
+                setattr(model, name, wrapped.float8.with_scales(getattr(model, name)))
         if options.average_unused:
             root.set_reduce_scatter_unused_params(True)
         if options.autocast and self.precision.policy.compute is not None:
             replace_forward(model, forward_in_precision(model, self.precision))
 
-    def _undo_adapt(self, part: ShardedModel) -> None:
+    def _undo_adapt(self, wrapped: ShardedModel) -> None:
         for name in self.options.forward_methods:
-            vars(part.model).pop(name, None)
+            vars(wrapped.model).pop(name, None)
         if self.options.autocast and self.precision.policy.compute is not None:
-            restore_forward(part.model)
+            restore_forward(wrapped.model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Restore a model's full parameters and its optimizers' full state on every rank; every rank must call."""
-        part = self._models.pop(id(model), None)
-        if part is None:
+        wrapped = self._models.pop(id(model), None)
+        if wrapped is None:
             return model
-        self._undo_adapt(part)
-        part.average_pending()
-        self._originals.update(part.parameters())
-        if part.pipeline is not None:
-            self._share_states(part)
-        new = part.gather_new()
+        self._undo_adapt(wrapped)
+        wrapped.average_pending()
+        self._originals.update(wrapped.parameters())
+        if wrapped.pipeline is not None:
+            self._share_states(wrapped)
+        new = wrapped.gather_new()
         self._originals.update(new)
-        restored = part.undo() | {id(old): whole for old, whole in new}
+        restored = wrapped.undo() | {id(old): whole for old, whole in new}
         states = [
             pair
             for optimizer in self._live_optimizers()
@@ -286,14 +286,14 @@ class Fsdp(Stepping):
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
         """Set whether the next backward pass averages the model's gradients."""
-        part = self._models.get(id(model))
-        if part is not None:
-            part.set_gradient_sync(enabled)
+        wrapped = self._models.get(id(model))
+        if wrapped is not None:
+            wrapped.set_gradient_sync(enabled)
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
         """Raise MisuseError: gradients are divided among the ranks in the backward pass."""
         raise MisuseError(
-            "gradients cannot stay on each rank under the strategy 'fsdp', whose ranks hold a part of each: use ddp"
+            "gradients cannot stay on each rank under the strategy 'fsdp', whose ranks hold a shard of each: use ddp"
         )
 
     def backward(
@@ -313,13 +313,13 @@ class Fsdp(Stepping):
             if inputs is None and self._models:
                 raise MisuseError(NO_GRAPH)
             self.keep_graph()
-        for part in self._models.values():
-            written = part.find_lost_write()
+        for wrapped in self._models.values():
+            written = wrapped.find_lost_write()
             if written is not None:
                 raise MisuseError(LOST_WRITE.format(name=written))
-            part.is_pending = part.is_pending or not part.syncs or part.pipeline is not None
-            part.weigh_outside()
-        pipelines = [part.pipeline for part in self._models.values() if part.pipeline is not None]
+            wrapped.is_pending = wrapped.is_pending or not wrapped.syncs or wrapped.pipeline is not None
+            wrapped.weigh_outside()
+        pipelines = [wrapped.pipeline for wrapped in self._models.values() if wrapped.pipeline is not None]
         if pipelines and (sharded.is_sharded(loss) or create_graph):
             raise MisuseError(
                 "the loss uses parameters of a model in stages, of which each worker holds some, or gradients of "
@@ -327,24 +327,24 @@ class Fsdp(Stepping):
             )
         for pipeline in pipelines:
             pipeline.accepts_backward = True
-        visible = [part.visible for part in self._models.values() if part.visible is not None]
-        for parts in visible:
-            parts.show_gathered()
+        visible = [wrapped.visible for wrapped in self._models.values() if wrapped.visible is not None]
+        for item in visible:
+            item.show_gathered()
         if inputs is not None:
-            gathered = {key: value for parts in visible for key, value in parts.gathered().items()}
+            gathered = {key: value for item in visible for key, value in item.gathered().items()}
             inputs = [gathered.get(id(value), value) for value in inputs]
         try:
             torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
         finally:
             for pipeline in pipelines:
                 pipeline.accepts_backward = False
-            for parts in visible:
-                parts.hide_gathered()
-        for part in self._models.values():
-            if part.pipeline is not None and part.syncs:
-                part.average_pending()
-            elif part.syncs:
-                part.average_outside()
+            for item in visible:
+                item.hide_gathered()
+        for wrapped in self._models.values():
+            if wrapped.pipeline is not None and wrapped.syncs:
+                wrapped.average_pending()
+            elif wrapped.syncs:
+                wrapped.average_outside()
 
     def training_schedule(
         self,
@@ -356,23 +356,23 @@ class Fsdp(Stepping):
         """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages."""
         from accel_nb.strategies.pipeline.schedule import TrainingSchedule  # imports torch's tracer
 
-        part = self._models.get(id(model))
-        if part is None or part.pipeline is None:
+        wrapped = self._models.get(id(model))
+        if wrapped is None or wrapped.pipeline is None:
             return None
         output = self.precision.policy.output if self.options.autocast else None
 
         @contextmanager
         def gathered() -> Iterator[None]:
-            part.is_pending = True
-            part.keep_gathered()
+            wrapped.is_pending = True
+            wrapped.keep_gathered()
             yield
-            if part.syncs:
-                part.average_pending()
-                part.free_gathered()
+            if wrapped.syncs:
+                wrapped.average_pending()
+                wrapped.free_gathered()
 
         return TrainingSchedule(
             model,
-            part.pipeline,
+            wrapped.pipeline,
             name,
             loss_fn,
             weigh,
@@ -381,21 +381,21 @@ class Fsdp(Stepping):
         )
 
     def keep_graph(self) -> None:
-        """Keep the gathered parameters until the next step: the graph references them, and not the parts."""
-        for part in self._models.values():
-            part.keep_gathered()
+        """Keep the gathered parameters until the next step: the graph references them, and not the shards."""
+        for wrapped in self._models.values():
+            wrapped.keep_gathered()
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a parameter that is gathered for a pass: only the parts are kept."""
-        return any(value is tensor for part in self._models.values() for _, value in part.gathered())
+        """Return whether a tensor is a parameter that is gathered for a pass: only the shards are kept."""
+        return any(value is tensor for wrapped in self._models.values() for _, value in wrapped.gathered())
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that no backward pass has averaged, and multiply all gradients by ``factor``."""
         owned = set(map(id, stepped_parameters(*bundle.optimizers)))
-        for part in self._models.values():
-            part.average_pending()
-            part.free_gathered()
-            for value in part.replicated:
+        for wrapped in self._models.values():
+            wrapped.average_pending()
+            wrapped.free_gathered()
+            for value in wrapped.replicated:
                 if id(value) in owned and value.requires_grad:
                     value.grad = torch.zeros_like(value) if value.grad is None else value.grad
                     self._comm.all_reduce(value.grad, "mean")
@@ -404,8 +404,8 @@ class Fsdp(Stepping):
     def drop_gradients(self, bundle: Bundle) -> None:
         """Drop gradients, including the unsharded ones that have not been averaged yet."""
         super().drop_gradients(bundle)
-        for part in self._models.values():
-            part.drop_pending()
+        for wrapped in self._models.values():
+            wrapped.drop_pending()
 
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
@@ -421,34 +421,34 @@ class Fsdp(Stepping):
             self._world,
             self._comm,
             num_stages=self._dimensions.stages.number,
-            is_staged=lambda value: any(part.is_staged(value) for part in self._models.values()),
+            is_staged=lambda value: any(wrapped.is_staged(value) for wrapped in self._models.values()),
         )
 
     def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
-        """Call ``step``, on this rank's parts as plain tensors where that has the same result."""
-        return step_on_parts(optimizer, step)
+        """Call ``step``, on this rank's shards as plain tensors where that has the same result."""
+        return step_on_shards(optimizer, step)
 
     def share_state(self) -> None:
         """Add optimizer states that only ranks of other stages have, without their values; every rank must call."""
-        for part in self._models.values():
-            if part.pipeline is not None:
-                self._share_states(part)
+        for wrapped in self._models.values():
+            if wrapped.pipeline is not None:
+                self._share_states(wrapped)
 
-    def _share_states(self, part: ShardedModel) -> None:
+    def _share_states(self, wrapped: ShardedModel) -> None:
         """Add the optimizer states of parameters of other stages, without values; every rank must call."""
         assert self.groups is not None, "several stages have a mesh"
-        staged = [now for now, _ in part.parameters() if part.is_staged(now)]
+        staged = [now for now, _ in wrapped.parameters() if wrapped.is_staged(now)]
         share_states(self._live_optimizers(), staged, self.groups.pp)
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
-        """Return all training state, a `Slice` for each tensor of which this rank holds a part."""
+        """Return all training state, a `Slice` for each tensor of which this rank holds a shard."""
         for model in bundle.models:
-            part = self._models.get(id(model))
-            if part is not None:
-                part.average_pending()
-                if part.pipeline is not None:
-                    part.pipeline.share_buffers()
-                    self._share_states(part)
+            wrapped = self._models.get(id(model))
+            if wrapped is not None:
+                wrapped.average_pending()
+                if wrapped.pipeline is not None:
+                    wrapped.pipeline.share_buffers()
+                    self._share_states(wrapped)
         with sharded.no_collective_reads():
             weights = [model.state_dict() for model in bundle.models]
         is_staged = self._dimensions.stages.number > 1
@@ -479,21 +479,25 @@ class Fsdp(Stepping):
 
     def statistics(self) -> dict[str, float]:
         """Return the load of the busiest expert as a multiple of the mean, if experts are divided."""
-        loads = [part.experts.peak_load() for part in self._models.values() if part.experts is not None]
+        loads = [wrapped.experts.peak_load() for wrapped in self._models.values() if wrapped.experts is not None]
         return {"busiest expert": max(loads)} if loads else {}
 
     def describe(self) -> dict[str, Any]:
         """Return the number of units, the dtypes of trained weights, and the options that are not at their default."""
-        parts = list(self._models.values())
-        facts: dict[str, Any] = {"units": sum(part.num_units for part in parts)} if parts else {}
-        if self.precision.policy.compute is not None and parts:
-            kept = {value.dtype for part in parts for value in part.model.parameters() if value.requires_grad}
+        wrapped_models = list(self._models.values())
+        facts: dict[str, Any] = (
+            {"units": sum(wrapped.num_units for wrapped in wrapped_models)} if wrapped_models else {}
+        )
+        if self.precision.policy.compute is not None and wrapped_models:
+            kept = {
+                value.dtype for wrapped in wrapped_models for value in wrapped.model.parameters() if value.requires_grad
+            }
             facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
         facts |= self.options.model_dump(mode="json", exclude_defaults=True)
         if self._dimensions.are_divided:
-            facts |= describe_divided(parts, self._place)
-        if self.options.float8_gather and parts:
-            facts["float8_gather"] = f"of {sum(len(part.float8 or ()) for part in parts)} weights"
+            facts |= describe_divided(wrapped_models, self._place)
+        if self.options.float8_gather and wrapped_models:
+            facts["float8_gather"] = f"of {sum(len(wrapped.float8 or ()) for wrapped in wrapped_models)} weights"
         return facts
 
     def close(self) -> None:
@@ -501,8 +505,8 @@ class Fsdp(Stepping):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        for part in list(self._models.values()):
-            self.unwrap(part.model)
+        for wrapped in list(self._models.values()):
+            self.unwrap(wrapped.model)
 
     def _live_optimizers(self) -> list[Optimizer]:
         self._optimizers = [held for held in self._optimizers if held() is not None]

@@ -1,4 +1,4 @@
-"""The total norm of gradients of which ranks hold parts, and clipping to it."""
+"""The total norm of gradients of which ranks hold shards, and clipping to it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def clip_total_norm(
     """
     device = torch.device(world.device)
     whole: list[Tensor] = []
-    # By the number of ranks that hold the same part: whatever the mesh is, one message carries the whole norm.
-    parts: dict[int, list[Tensor]] = {}
+    # By the number of ranks that hold the same shard: whatever the mesh is, one message carries the whole norm.
+    shards: dict[int, list[Tensor]] = {}
     for value in parameters:
         gradient = value.grad
         if gradient is None:
@@ -43,9 +43,9 @@ def clip_total_norm(
             whole.append(gradient)
             continue
         num_holders = world.size // num_stages if is_staged(value) else world.size
-        parts.setdefault(sharded.num_copies(gradient, num_holders), []).append(sharded.local_part(gradient))
+        shards.setdefault(sharded.num_copies(gradient, num_holders), []).append(sharded.local_shard(gradient))
     norms = {
-        copies: _norm([part for part in own if part.numel()], norm_type, device) for copies, own in parts.items()
+        copies: _norm([shard for shard in own if shard.numel()], norm_type, device) for copies, own in shards.items()
     } or {1: _norm([], norm_type, device)}
     replicated_norm = _norm(whole, norm_type, device)
     if math.isinf(norm_type):
@@ -57,7 +57,7 @@ def clip_total_norm(
         sharded_sum = comm.all_reduce(functools.reduce(torch.add, powers)) / most
         total = (sharded_sum + replicated_norm**norm_type) ** (1.0 / norm_type)
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    multiply_tensors((*itertools.chain(*parts.values()), *whole), scale)
+    multiply_tensors((*itertools.chain(*shards.values()), *whole), scale)
     return total
 
 

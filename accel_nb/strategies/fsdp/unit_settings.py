@@ -22,7 +22,7 @@ def unit_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `fully_shard` for a model's units, and those for the model itself.
 
-    ``holding`` is the arrangement of the ranks that hold parameters, ``mesh`` the device mesh of its copies and parts.
+    ``holding`` is the arrangement of the ranks that hold parameters, ``mesh`` the device mesh of its copies and shards.
     """
     compute = None if options.autocast else policy.compute
     is_half = compute is not None or any(value.dtype in _HALF for value in model.parameters())
@@ -30,7 +30,7 @@ def unit_settings(
     gathers_again = options.reshard_after_forward and holding.dp_shard > 1 and holding.pp == 1
     settings: dict[str, Any] = {
         "mesh": mesh,
-        # With a single part there is nothing to gather again; a stage gathers once for all micro-batches.
+        # With a single shard there is nothing to gather again; a stage gathers once for all micro-batches.
         "reshard_after_forward": None if gathers_again else False,
         "mp_policy": MixedPrecisionPolicy(compute, reduce),
     }

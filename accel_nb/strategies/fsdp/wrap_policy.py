@@ -28,7 +28,7 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
         if isinstance(model, nn.ModuleList | nn.Sequential) and kinds[plain_class(child)] > 1:
             found[name] = child
         else:
-            found |= {f"{name}.{inner}": part for inner, part in repeated_blocks(child).items()}
+            found |= {f"{name}.{inner}": module for inner, module in repeated_blocks(child).items()}
     return found
 
 
@@ -42,39 +42,39 @@ def choose_units(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequenc
         return []
     if wrap == "classes":
         _check_classes(model, classes)
-        chosen = [part for part in _inside_out(model) if type(part).__name__ in classes]
+        chosen = [module for module in _inside_out(model) if type(module).__name__ in classes]
     elif wrap == "size":
         chosen = _by_size(model, min_params)
     else:
         chosen = list(repeated_blocks(model).values())
     reachable = _occurrences(model)
     return [
-        part
-        for part in chosen
-        if not isinstance(part, nn.ModuleList | nn.ModuleDict)
-        and (own := _occurrences(part))
+        module
+        for module in chosen
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        and (own := _occurrences(module))
         and all(reachable[key] == count for key, count in own.items())
     ]
 
 
 def _inside_out(model: nn.Module) -> list[nn.Module]:
-    return [part for part in reversed(list(model.modules())) if part is not model]
+    return [module for module in reversed(list(model.modules())) if module is not model]
 
 
 def _by_size(model: nn.Module, min_params: int) -> list[nn.Module]:
     """Return the smallest modules that have so many parameters beside those of units inside of them."""
     chosen: list[nn.Module] = []
     taken: set[int] = set()
-    for part in _inside_out(model):
-        own = {id(value): value.numel() for value in part.parameters() if id(value) not in taken}
+    for module in _inside_out(model):
+        own = {id(value): value.numel() for value in module.parameters() if id(value) not in taken}
         if sum(own.values()) >= min_params:
-            chosen.append(part)
+            chosen.append(module)
             taken |= own.keys()
     return chosen
 
 
 def _check_classes(model: nn.Module, classes: Sequence[str]) -> None:
-    known = sorted({type(part).__name__ for part in model.modules()})
+    known = sorted({type(module).__name__ for module in model.modules()})
     for name in classes:
         if name not in known:
             near = get_close_matches(name, known, 1)

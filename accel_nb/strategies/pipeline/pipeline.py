@@ -49,7 +49,7 @@ class KindOfCall:
     output: Any
     """An output of the same structure, with other values."""
 
-    is_in_parts: bool | None = None
+    is_in_shards: bool | None = None
     """Whether batches pass in micro-batches; None: no batch had several rows yet."""
     draws: bool | None = None
     """Whether any stage draws random numbers; None before the first call."""
@@ -210,7 +210,7 @@ class Pipeline:
         kind, tensors, num_rows = call.kind, call.tensors, call.num_rows
         args, kwargs = call.args, call.kwargs
         has_gradient = torch.is_grad_enabled()
-        made = _Pass(self._sizes(num_rows) if kind.is_in_parts else [num_rows])
+        made = _Pass(self._sizes(num_rows) if kind.is_in_shards else [num_rows])
         if has_gradient:
             args, kwargs = self._detach_inputs(args, kwargs, made)
         key = has_gradient, tuple(made.sizes), *call.shapes, torch.is_autocast_enabled()
@@ -235,7 +235,7 @@ class Pipeline:
 
     def forms_of_part(self, call: ModelCall, size: int) -> list[tuple[Form | None, Form | None]]:
         """Compute the first ``size`` rows of a batch without gradients; return what each stage receives and sends."""
-        args, kwargs = part_of((call.args, call.kwargs), call.num_rows, 0, size)
+        args, kwargs = shard_of((call.args, call.kwargs), call.num_rows, 0, size)
         states = rng.capture(self.device)
         try:
             with torch.no_grad():
@@ -276,9 +276,9 @@ class Pipeline:
         if kind is None:
             kind = KindOfCall(torch.empty(0, device="cpu") if self.plan.is_whole else self._check_chain(args, kwargs))
             self._kinds[key] = kind
-        if kind.is_in_parts is None and min(self.micro_batches, num_rows) > 1:
-            kind.is_in_parts = self._is_equal_in_parts(args, kwargs, num_rows)
-            if not kind.is_in_parts and self._is_main:
+        if kind.is_in_shards is None and min(self.micro_batches, num_rows) > 1:
+            kind.is_in_shards = self._is_equal_in_parts(args, kwargs, num_rows)
+            if not kind.is_in_shards and self._is_main:
                 warn_at_user_line(_WHOLE.format(kind=self._kind))
         return kind
 
@@ -370,7 +370,7 @@ class Pipeline:
             start = 0
             for index, size in enumerate(made.sizes):
                 key = stage.number, index
-                own_args, own_kwargs = part_of((args, kwargs), num_rows, start, size)
+                own_args, own_kwargs = shard_of((args, kwargs), num_rows, start, size)
                 start += size
                 taken = StageInput(exchange, stage.source, None if forms is None else forms.received[key])
                 tensors: list[Tensor] = []
@@ -512,7 +512,7 @@ class _StageOutputs(Function):
         return None, None, None, *pipeline.compute_gradients(made, gradients)
 
 
-def part_of(value: Any, num_rows: int, start: int, length: int) -> Any:
+def shard_of(value: Any, num_rows: int, start: int, length: int) -> Any:
     """Return a nested value with these rows of each tensor that has all rows of a batch."""
 
     def select(tensor: Tensor) -> Tensor:

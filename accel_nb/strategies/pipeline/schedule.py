@@ -31,7 +31,7 @@ from accel_nb.runtime.distributed.pipeline_stages import why_no_stages
 from accel_nb.runtime.distributed.stage_exchange import Form
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 from accel_nb.strategies.base import ScheduledLoss
-from accel_nb.strategies.pipeline.pipeline import ModelCall, Pipeline, is_close, join, part_of
+from accel_nb.strategies.pipeline.pipeline import ModelCall, Pipeline, is_close, join, shard_of
 from accel_nb.strategies.pipeline.stage_run import Stage
 
 ScheduleName = Literal["gpipe", "1f1b", "zero_bubble"]
@@ -136,7 +136,7 @@ class TrainingSchedule:
             assert received is not None, "a stage that is not the first receives a tensor"
             return _ContiguousGradient.apply(received)
 
-        args, kwargs, target = part_of((call.args, call.kwargs, step.target), call.num_rows, start, step.size)
+        args, kwargs, target = shard_of((call.args, call.kwargs, step.target), call.num_rows, start, step.size)
         output = self._pipeline.run_stage(stage, receive, args, kwargs)
         if stage.target is not None:
             # Stages send contiguous tensors, and zero bubble detaches them in place, which no view can be.
@@ -166,7 +166,7 @@ class TrainingSchedule:
 
     def _count(self, call: ModelCall) -> int | None:
         """Return the number of micro-batches: the largest possible that divides the batch; None if there is none."""
-        if not call.kind.is_in_parts or any(value.requires_grad for value in call.tensors):
+        if not call.kind.is_in_shards or any(value.requires_grad for value in call.tensors):
             return None
         number_of_ranks = self._pipeline.exchange.num_ranks
         for number in range(min(self._pipeline.micro_batches, call.num_rows), number_of_ranks - 1, -1):

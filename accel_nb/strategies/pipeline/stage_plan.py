@@ -48,11 +48,11 @@ def plan_stages(
     split_points: Sequence[str] = (),
     *,
     stages_per_rank: int = 1,
-    is_in_parts: bool = True,
+    is_in_shards: bool = True,
 ) -> StagePlan | Refusal:
     """Return which blocks each of ``num_ranks`` ranks computes, or why a model cannot be divided; changes nothing.
 
-    ``is_in_parts``: batches pass through the stages in several micro-batches.
+    ``is_in_shards``: batches pass through the stages in several micro-batches.
     """
     kind = innermost_class(model).__name__
     name, blocks = _find_blocks(model)
@@ -69,7 +69,7 @@ def plan_stages(
             if len(blocks) >= 2 * stages_per_rank
             else "train with --pp 1",
         )
-    if is_in_parts and any(isinstance(part, _BatchNorm) for part in model.modules()):
+    if is_in_shards and any(isinstance(part, _BatchNorm) for part in model.modules()):
         return Refusal(
             f"{kind} has batch normalization, whose statistics would be those of micro-batches",
             "set mesh.micro_batches to 1, or use layers that normalize each sample",

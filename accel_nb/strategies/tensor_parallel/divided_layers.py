@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
-from accel_nb.runtime.distributed.sharded import part_with_gradient
+from accel_nb.runtime.distributed.sharded import shard_with_gradient
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward, unbound_forward
 from accel_nb.runtime.tensors.module_paths import submodule_at
 
@@ -93,7 +93,7 @@ def _column_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) 
         if not exchange.is_in_group:
             raise MisuseError(_PART_ALONE)
         layer = module()
-        return F.linear(exchange.enter(input), part_with_gradient(layer.weight), part_with_gradient(layer.bias))
+        return F.linear(exchange.enter(input), shard_with_gradient(layer.weight), shard_with_gradient(layer.bias))
 
     return forward
 
@@ -101,7 +101,7 @@ def _column_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) 
 def _row_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) -> Callable[[Tensor], Tensor]:
     def forward(input: Tensor) -> Tensor:
         layer = module()
-        result = exchange.leave(F.linear(input, part_with_gradient(layer.weight)))
+        result = exchange.leave(F.linear(input, shard_with_gradient(layer.weight)))
         return result if layer.bias is None else result + layer.bias
 
     return forward
@@ -144,6 +144,6 @@ _PART_ALONE = (
 
 
 @torch.no_grad()
-def part_of(value: Tensor, dim: int, index: int, size: int) -> Tensor:
+def shard_of(value: Tensor, dim: int, index: int, size: int) -> Tensor:
     """Return a copy of one of ``size`` equal parts of a tensor."""
     return value.chunk(size, dim)[index].clone(memory_format=torch.contiguous_format)

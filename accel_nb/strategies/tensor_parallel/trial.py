@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.tensors.nested import find_tensors
-from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision, part_of
+from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision, shard_of
 from accel_nb.strategies.trials import ThreadRank, TrialFailed, is_close, run_threads
 
 _BATCH, _LENGTH = 2, 5
@@ -64,7 +64,7 @@ def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> b
                     raise TrialFailed(f"{name} gets a gradient in the whole layer only, or in its parts only")
                 continue
             if name in dims:
-                gradient = part_of(gradient, dims[name], index, size)
+                gradient = shard_of(gradient, dims[name], index, size)
             pairs.append((part, gradient))
         if not all(is_close(result, wanted, _TOLERANCE) for result, wanted in pairs):
             raise TrialFailed("its parts compute something else than the whole")
@@ -106,7 +106,7 @@ def _part(owner: nn.Module, group: DividedGroup, index: int, size: int) -> nn.Mo
     dims = dict(group.part_names())
     for name, value in list(copied.named_parameters()):
         if name in dims:
-            value.data = part_of(value, dims[name], index, size)
+            value.data = shard_of(value, dims[name], index, size)
     return copied
 
 

@@ -1,4 +1,4 @@
-"""The exporters that the options request: events are exported by each; one that fails is reported once and removed."""
+"""The monitoring systems to which the options export metrics; an exporter that fails is logged once and closed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Exporter(Protocol):
     """Sends samples to a monitoring system."""
 
     def export(self, samples: Iterable[Sample]) -> None:
-        """Accept samples; must not block."""
+        """Send samples, or keep them until the next `flush`; must not block."""
         ...
 
     def flush(self) -> None:
-        """Send accepted samples; called when a run has ended."""
+        """Send the samples that were kept; called when a run has ended."""
         ...
 
     def describe(self) -> str:
-        """Return the destination of the metrics, as a line for the user."""
+        """Return a line for the user that names the destination of the metrics."""
         ...
 
     def close(self) -> None:
-        """Send the last samples and release resources."""
+        """Send the samples that were kept, and close connections and files."""
         ...
 
 
@@ -44,7 +44,7 @@ class Exporters:
         self._names: set[str] = set()
 
     def use(self, options: MetricsOptions) -> list[str]:
-        """Open the exporters that the options request and close all others; return a line for each destination.
+        """Open the exporters that the options select and close all others; return a line for each destination.
 
         Raises `ConfigError` if one cannot be opened: a missing package, a port in use, an unknown host.
         """
@@ -52,7 +52,7 @@ class Exporters:
             return []
         self.close()
         try:
-            for name, build in _requested_exporters(options):
+            for name, build in _selected_exporters(options):
                 self._open.append(_build_exporter(name, build))
         except ConfigError:
             self.close()
@@ -100,29 +100,29 @@ class Exporters:
             )
 
 
-def _requested_exporters(options: MetricsOptions) -> list[tuple[str, Callable[[], Exporter]]]:
-    """Return for each exporter to open the option that requests it and the function that opens it."""
-    wanted: list[tuple[str, Callable[[], Exporter]]] = []
+def _selected_exporters(options: MetricsOptions) -> list[tuple[str, Callable[[], Exporter]]]:
+    """Return the option of each exporter that the options select, and a function that opens it."""
+    selected: list[tuple[str, Callable[[], Exporter]]] = []
     port, textfile, statsd, otlp = options.port, options.textfile, options.statsd, options.otlp
     if port is not None or textfile is not None:
         _require_package("prometheus_client", "metrics", "metrics.port" if port is not None else "metrics.textfile")
         from accel_nb.telemetry.metrics.prometheus import Endpoint, Textfile
 
         if port is not None:
-            wanted.append((f"metrics.port: {port}", lambda: Endpoint(port)))
+            selected.append((f"metrics.port: {port}", lambda: Endpoint(port)))
         if textfile is not None:
-            wanted.append((f"metrics.textfile: {textfile}", lambda: Textfile(textfile)))
+            selected.append((f"metrics.textfile: {textfile}", lambda: Textfile(textfile)))
     if statsd is not None:
         from accel_nb.telemetry.metrics.statsd import Statsd
 
         tagged = options.statsd_tags
-        wanted.append((f"metrics.statsd: {statsd}", lambda: Statsd(statsd, tagged=tagged)))
+        selected.append((f"metrics.statsd: {statsd}", lambda: Statsd(statsd, tagged=tagged)))
     if otlp is not None:
         _require_package("opentelemetry", "otel", "metrics.otlp")
         from accel_nb.telemetry.metrics.otel import OpenTelemetry
 
-        wanted.append((f"metrics.otlp: {otlp}", lambda: OpenTelemetry(otlp)))
-    return wanted
+        selected.append((f"metrics.otlp: {otlp}", lambda: OpenTelemetry(otlp)))
+    return selected
 
 
 def _build_exporter(name: str, build: Callable[[], Exporter]) -> Exporter:

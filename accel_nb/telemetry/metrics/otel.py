@@ -35,7 +35,7 @@ class OpenTelemetry:
         }
 
     def export(self, samples: Iterable[Sample]) -> None:
-        """Accept samples."""
+        """Update the metrics by samples."""
         for sample in samples:
             metric, instrument = METRICS[sample.name], self._instruments[sample.name]
             attributes = dict(zip(metric.labels, sample.labels, strict=True))

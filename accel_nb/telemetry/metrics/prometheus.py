@@ -31,7 +31,7 @@ class PrometheusMetrics:
                 self._metrics[name] = metric_class(name, metric.help, metric.labels, registry=self.registry)
 
     def export(self, samples: Iterable[Sample]) -> None:
-        """Accept samples."""
+        """Update the metrics by samples."""
         for sample in samples:
             metric = self._metrics[sample.name]
             child = metric.labels(*sample.labels) if sample.labels else metric
@@ -80,7 +80,7 @@ class Textfile(PrometheusMetrics):
         self._write_at = 0.0
 
     def export(self, samples: Iterable[Sample]) -> None:
-        """Accept samples, and write the file if the last write was more than `WRITE_EVERY_S` ago."""
+        """Update the metrics, and write the file if the last write was more than `WRITE_EVERY_S` ago."""
         super().export(samples)
         if time.monotonic() >= self._write_at:
             self.flush()

@@ -86,7 +86,7 @@ export interface IDdpOptions {
   power_sgd_seed?: number;
 }
 
-/** Options of DeepSpeed's ZeRO: each worker holds a part of the training state. */
+/** Options of DeepSpeed's ZeRO: each worker holds a shard of the training state. */
 export interface IDeepspeedOptions {
   /** What is partitioned among the workers: 1 optimizer state, 2 also gradients, 3 also parameters. */
   zero_stage?: '1' | '2' | '3';
@@ -102,7 +102,7 @@ export interface IDeepspeedOptions {
   persistent_size?: number;
   /** Average gradients while others are computed; stages 2 and 3, on GPUs. */
   overlap_comm?: boolean;
-  /** Safetensors from which models on the meta device (torch.device('meta'), init_empty_weights) are loaded, each worker reading its part only; stage 3. */
+  /** Safetensors from which models on the meta device (torch.device('meta'), init_empty_weights) are loaded, each worker reading its shard only; stage 3. */
   weights?: string | null;
   /** Accept optimizers that are not known to be elementwise, as they must be, since parameters are partitioned at any element. */
   allow_untested_optimizer?: boolean;
@@ -142,7 +142,7 @@ export interface IFp8Options {
   trial_rows?: number;
 }
 
-/** Options of PyTorch's fully_shard: each worker holds a part of the model. */
+/** Options of PyTorch's fully_shard: each worker holds a shard of the model. */
 export interface IFsdpOptions {
   /** Modules whose parameters are gathered, used and freed together: repeated blocks of the model, modules of min_params parameters, modules of the given classes, or the whole model. */
   wrap?: 'blocks' | 'size' | 'classes' | 'model';
@@ -180,7 +180,7 @@ export interface IGroupOptions {
 
 /** The arrangement of the workers in dimensions; the remaining dimension divides the data. */
 export interface IMeshOptions {
-  /** Number of workers that compute each layer together (tensor parallelism): each holds a part of the weights of linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model. [workers] */
+  /** Number of workers that compute each layer together (tensor parallelism): each holds a shard of the weights of linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model. [workers] */
   tp?: number;
   /** Number of workers that compute each sequence together (context parallelism): each computes the blocks of a model for a part of the sequence, with attention to all of it. [workers] */
   cp?: number;

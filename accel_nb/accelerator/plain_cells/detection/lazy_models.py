@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_lazy_model
-from accel_nb.accelerator.plain_cells.detection.external_division import has_any_of
+from accel_nb.accelerator.plain_cells.detection.distributed_objects import has_any_parameter
 
 
 class LazyModels:
@@ -38,7 +38,7 @@ class LazyModels:
             return listed
         self._left_out.update(lazy)
         owned = {id(value) for model in lazy for value in model.parameters()}
-        optimizers = [item for item in listed if not isinstance(item, nn.Module) and has_any_of(item, owned)]
+        optimizers = [item for item in listed if not isinstance(item, nn.Module) and has_any_parameter(item, owned)]
         if optimizers and any(model not in self._reported for model in lazy):
             self._reported.update(lazy)
             warn_lazy_model(self._accelerator, type(lazy[0]).__name__)

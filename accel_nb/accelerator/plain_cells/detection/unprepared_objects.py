@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.plain_cells.detection.external_division import without_divided
+from accel_nb.accelerator.plain_cells.detection.distributed_objects import select_preparable
 from accel_nb.accelerator.plain_cells.detection.lazy_models import LazyModels
 from accel_nb.accelerator.prepare.preparer import ObjectsByKind
 from accel_nb.runtime.tensors.stepped import stepped_parameters
@@ -40,12 +40,12 @@ def find_unprepared(
 ) -> UnpreparedObjects:
     """Find those of ``objects``, and of the optimizers of their schedulers, that are not ``prepared`` yet.
 
-    Models with lazy layers, and objects that other code divides, are left out.
+    Models with lazy layers, and objects that user code has distributed itself, are left out.
     """
     needed = [*objects, *(item.optimizer for item in objects if isinstance(item, LRScheduler))]
     if all(item in prepared for item in needed):
         return UnpreparedObjects()
-    kinds = ObjectsByKind.sort(lazy_models.without(without_divided(objects)))
+    kinds = ObjectsByKind.sort(lazy_models.without(select_preparable(objects)))
     known = set(map(id, kinds.optimizers))
     scheduled = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
     optimizers = [*kinds.optimizers, *(item for key, item in scheduled.items() if key not in known)]

@@ -1,11 +1,12 @@
-"""Paths that rank 0 changes in a plain cell, which for the other ranks are as before until they get there.
+"""Paths that rank 0 changes in a plain cell: a slower rank finds the old files until it reaches the same code.
 
-All ranks run ``if not os.path.exists(path): make(path)``, or read a file and then remove it. A rank that comes late
-would find what rank 0 has made, and skip what draws random numbers there, or not find what it has removed.
+All ranks run ``if not os.path.exists(path): make(path)``, or read a file and then remove it. A rank that runs this code
+after rank 0 would find the file that rank 0 has made, and so skip code that draws random numbers, or would not find the
+file that rank 0 has removed.
 
-Rank 0 writes each path, before it changes it, to a memory file, with the number of collectives that it has started and
-a descriptor of what the path was. For another rank the path is that until this rank has started a later collective:
-then rank 0 had changed it before.
+Before rank 0 changes a path, it writes to a memory file the path, the number of collectives that it has started, and a
+descriptor of the old file. Another rank uses the old file until it has started a later collective than that number:
+only then it is past the code in which rank 0 has changed the path.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from accel_nb.runtime.distributed.process_group import DefaultGroup
 
 MAX_KEPT = 256
 _MAX_KEPT_BYTES = 1024**3
-"""How many files, as they were before, rank 0 keeps until the next cell, and the bytes that they may take."""
+"""Limits on the old files that rank 0 keeps until the next cell: their number and their bytes."""
 MAX_COPIED_BYTES = 64 * 1024**2
 """The largest file that is copied, since it is written in place."""
 
@@ -81,7 +82,7 @@ class ChangedPaths:
     def record(self, path: str, *, is_in_place: bool = False) -> None:
         """Record that rank 0 is about to create, write, move or remove an absolute path.
 
-        A file that is written ``is_in_place`` is copied. What is too large, or one too many, is not kept.
+        A file that is written ``is_in_place`` is copied. Files beyond the limits on size and number are not kept.
         """
         if self._file is None:
             return
@@ -97,7 +98,7 @@ class ChangedPaths:
         self._file.write(json.dumps(line).encode() + b"\n")
 
     def find(self, path: str) -> str | None:
-        """Return the path from which this rank reads a path: that of what was there, or itself; None for nothing."""
+        """Return the path of the file that this rank finds at a path: of the old one, or itself; None for no file."""
         self._read()
         if not self._changes or os.getpid() != self._process:  # a loader's process does not count collectives
             return path
@@ -113,7 +114,7 @@ class ChangedPaths:
             above = folder
 
     def entries_before(self, folder: str) -> Iterator[str]:
-        """Yield the paths in a folder that rank 0 has changed, and that were there for this rank before."""
+        """Yield the paths in a folder that rank 0 has changed, and that exist for this rank."""
         self._read()
         if not self._changes or os.getpid() != self._process:
             return
@@ -123,11 +124,11 @@ class ChangedPaths:
                 yield path
 
     def include(self, path: str) -> None:
-        """Treat a path as it is now from now on."""
+        """Use the present file of a path from now on."""
         self._changes.pop(path, None)
 
     def has_paths(self) -> bool:
-        """Return whether rank 0 has changed paths in this cell where this rank may not have got yet."""
+        """Return whether rank 0 has changed paths in code of this cell that this rank may not have reached yet."""
         self._read()
         return bool(self._changes)
 

@@ -31,7 +31,7 @@ from accel_nb.accelerator.plain_cells.loss_proof.sample_rules import (
     propagate,
 )
 from accel_nb.accelerator.training.loss_classification import LossReduction, WeightedLoss
-from accel_nb.runtime.distributed.sharded import local_part
+from accel_nb.runtime.distributed.sharded import local_shard
 from accel_nb.runtime.process.user_code import user_frame
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.runtime.tensors.versions import version_of
@@ -209,8 +209,8 @@ def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage, of a sharded tensor that of its part; 0 if it has none."""
-    own = local_part(tensor)
+    """Return the address of a tensor's storage, of a sharded tensor that of this rank's shard; 0 if it has none."""
+    own = local_shard(tensor)
     return own.untyped_storage().data_ptr() if own.layout is torch.strided else 0
 
 

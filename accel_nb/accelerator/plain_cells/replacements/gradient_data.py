@@ -1,13 +1,13 @@
 """Reading and assigning ``parameter.data`` and ``parameter.grad.data`` in plain cells.
 
-A sharded tensor cannot be given other memory: the values are copied into its part, and what was read from ``data``
-before gets a copy of the old values, as code that swaps weights with their averages expects. A whole tensor that was
-assigned is kept equal to the part while code holds it, as is one that has received the ``data`` of a sharded tensor.
-What a forward pass writes to a parameter that was gathered for it would be lost, and is refused by the strategy, which
-counts writes; those to ``data`` do not count in PyTorch.
+A sharded tensor cannot be given other memory: assigned values are copied into this rank's shard, and what was read from
+``data`` before gets a copy of the old values, as code that swaps weights with their averages expects. An unsharded
+tensor that was assigned is kept equal to the shard while code holds it, as is one that has received the ``data`` of a
+sharded tensor. Writes of a forward pass to a parameter that was gathered for it would be lost: the strategy detects
+them by version counters and raises; PyTorch does not count writes to ``data``.
 
-DDP averages gradients in the memory of its buckets, and a parameter's gradient is the very tensor by which DDP finds
-its part of a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
+DDP averages gradients in the memory of its buckets, and a parameter's gradient is the tensor by which DDP finds
+its place in a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
 gradient as it is, in every later step. So the values are copied into the bucket instead.
 """
 
@@ -69,8 +69,8 @@ class GradientData:
 
     def _separate(self, tensor: Tensor, value: Tensor, set_data: Any) -> None:
         """Copy what is in the memory of a sharded tensor into memory of its own, unless it is what is assigned."""
-        address = sharded.local_part(tensor).data_ptr()
-        is_assigned = sharded.is_sharded(value) and sharded.local_part(value).data_ptr() == address
+        address = sharded.local_shard(tensor).data_ptr()
+        is_assigned = sharded.is_sharded(value) and sharded.local_shard(value).data_ptr() == address
         if not is_assigned and (copies := sharded.copies()) is not None:
             copies.separate(tensor, set_data)
 
@@ -84,15 +84,15 @@ class GradientData:
             return
         if not sharded.is_sharded(value):
             copies.add(tensor, value.detach(), by_value=True)
-        elif sharded.local_part(value).data_ptr() in self._addresses_of_parts() - {
-            sharded.local_part(tensor).data_ptr()
+        elif sharded.local_shard(value).data_ptr() in self._addresses_of_shards() - {
+            sharded.local_shard(tensor).data_ptr()
         }:
             copies.record_pair(tensor, value)
         else:
             copies.join(tensor, value, set_data)
 
-    def _addresses_of_parts(self) -> set[int]:
-        parts = (sharded.local_part(value) for value in self._parameters() if sharded.is_sharded(value))
+    def _addresses_of_shards(self) -> set[int]:
+        parts = (sharded.local_shard(value) for value in self._parameters() if sharded.is_sharded(value))
         return {part.data_ptr() for part in parts if part.numel()}
 
     def _counts_writes(self, tensor: Tensor) -> bool:

@@ -79,5 +79,5 @@ def _require_whole(compile_model: Callable[..., Any], model: nn.Module) -> None:
     if any(map(sharded.is_sharded, model.parameters())):
         raise MisuseError(
             f"{compile_model.__module__}.{compile_model.__name__} of a {type(model).__name__} needs whole parameters, "
-            "of which each worker holds a part: call it in a cell without workers, after this one"
+            "of which each worker holds a shard: call it in a cell without workers, after this one"
         )

@@ -1,4 +1,4 @@
-"""The kinds of objects whose content is set in place on the other side, each with how it is read and set.
+"""The kinds of objects whose content is set in place in the receiving process, and how it is read and set.
 
 References to such an object stay valid. Other objects that change are replaced by new ones.
 """
@@ -49,7 +49,7 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.tensors.overlap import overwrite
 
 EMPTY_CELL = object()
-"""What `cell_content` returns for a cell that is not filled yet."""
+"""The value that `cell_content` returns for a closure cell that is not filled yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ContentKind:
 
     matches: Callable[[Any], bool]
     read: Callable[[Any], tuple[Any, Any] | None]
-    """Return what has to be equal on both sides, and the content; None for an object of which it cannot be read."""
+    """Return ``(kind, content)`` of an object: the kind must be equal in both processes; None if it cannot be read."""
     write: Callable[[Any, Any], None]
 
 
@@ -76,7 +76,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     """Return ``(kind, content)`` of a value that `set_content` can update in place; None for any other.
 
     The content is a new shallow copy: when it is pickled, it refers to shared objects but not to the value itself. An
-    object of the same kind on the other side can be updated with it. Of a loader it is the user's attributes.
+    object of the same kind in the receiving process can be updated with it. Of a loader it is the user's attributes.
     """
     kind = _kind_of(value)
     return None if kind is None else kind.read(value)
@@ -108,7 +108,7 @@ def is_set_in_place(value: Any) -> bool:
 
 
 def is_replaced_whole(value: Any) -> bool:
-    """Return whether the other side gets a new object when this one changes, so that what refers to it is sent too."""
+    """Return whether the receiver gets a new object when this one changes, so that what refers to it is sent too."""
     return (
         has_identity(value)
         and not isinstance(value, (*ATOMS, types.MethodType, types.CellType))
@@ -121,7 +121,7 @@ def is_replaced_whole(value: Any) -> bool:
 
 
 def cell_content(cell: types.CellType) -> Any:
-    """Return the value in a cell of a closure."""
+    """Return the value in a closure cell."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -146,7 +146,7 @@ def _is_instance(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
 
-# --- containers: their own methods are used, not those of a subclass, since what these do has been done ---------------
+# --- containers: by the methods of the base class; those of a subclass have had their effects in the sender --------
 
 
 def _read_list(value: list[Any]) -> tuple[Any, Any]:
@@ -219,7 +219,7 @@ def is_settable_tensor(tensor: Any) -> bool:
 
 
 def _is_weight(tensor: Any) -> bool:
-    """Return whether a leaf requires gradients and holds its data itself, as weights of the user's own class do."""
+    """Return whether a leaf requires gradients and owns its storage, as weights of a user's tensor subclass do."""
     usual = sys.modules["torch"].Tensor.__torch_dispatch__
     return tensor.requires_grad and type(tensor).__torch_dispatch__ is usual
 
@@ -326,7 +326,7 @@ def _write_object(value: Any, content: ObjectAttributes) -> None:
 
 
 def _read_nothing(value: Any) -> tuple[Any, Any]:
-    """Read nothing: a lock stays the notebook's, which threads there may have, and a handle that of the same hook."""
+    """Read nothing: a lock may be held by threads of the notebook, and the handle of a hook refers to the same hook."""
     return type(value), ObjectAttributes({}, is_complete=False)
 
 
@@ -339,7 +339,7 @@ def _write_loader(value: Any, content: ObjectAttributes) -> None:
 
 
 def _is_bare(value: Any) -> bool:
-    """Return whether a value has its identity only, as the ``object()`` that code compares others with."""
+    """Return whether a value has no content but its identity, as an ``object()`` that code uses as a marker."""
     return type(value) is object
 
 
@@ -382,4 +382,4 @@ _KINDS = (
     ContentKind(_is_bare, _read_bare, _write_bare),
     ContentKind(_has_own_state, _read_state, set_object_state),
 )
-"""The kinds, of which the first that matches a value is its kind."""
+"""All kinds; the kind of a value is the first that matches."""

@@ -14,7 +14,7 @@ from accel_nb.runtime.container_items import items_of
 MAX_ITEMS = 128
 """The items of containers with more have no paths (`accel_nb.pool.sync.long_containers`)."""
 MAX_COUNTED = 100_000
-"""Of a container with more items than these, the items have no identity on the other side."""
+"""Of a container with more items than these, the items have no identity in the receiving process."""
 
 COMMON_ATOMS = frozenset({int, float, str, bool, type(None), bytes})
 """The types of most of the items that refer to nothing."""

@@ -24,7 +24,7 @@ def is_plain_object(value: Any) -> bool:
     """Return whether a value is defined by its attributes: these are what pickle would save.
 
     So is a member of an enumeration, which pickle saves by its value. What the class's ``__setstate__`` does to
-    attributes that arrive is not needed: they are those of the other side.
+    attributes that arrive is not needed: they are those of the sender.
     """
     kind = type(value)
     if is_enum_member(value):

@@ -1,1 +1,1 @@
-"""The parts of objects that both sides hold: their ids, memory, hooks and attributes."""
+"""The parts of objects that kernel and workers share: their ids, memory, hooks and attributes."""

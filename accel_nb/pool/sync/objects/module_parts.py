@@ -108,5 +108,5 @@ def set_module_parts(parts: ResolvedParts) -> None:
 
 
 def can_set_parts(module: Any, known: Mapping[int, SharedId]) -> bool:
-    """Return whether the parts of a module that both sides hold can be changed in place; not so for TorchScript."""
+    """Return whether the parts of a shared module can be changed in place; those of TorchScript cannot."""
     return id(module) in known and all(isinstance(vars(part).get("_modules"), dict) for part in module.modules())

@@ -1,4 +1,7 @@
-"""Ids of the objects that both sides hold, which are sent as references."""
+"""Ids of shared objects, which are sent as references.
+
+An object is *shared* if kernel and workers each have a copy of it, and the copies have the same id.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ from accel_nb.pool.sync.objects.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOK
 from accel_nb.runtime.distributed.sharded import copies, former_ids, full_shape
 
 SharedId = tuple[str, str, str]
-"""The id of an object that both sides hold: (kind, path from a name, path below it in a module or attribute)."""
+"""The id of a shared object: (kind, path from a name, path below it in a module or attribute)."""
 
 
 IMPORTED = "imported"
-"""The kind of the id of an object that is an attribute of a module which both sides import."""
+"""The kind of the id of an object that is an attribute of a module which kernel and workers import."""
 
 ITEM = "item"
 """The kind of the id of an item of a long container: the path of the container, then as ``3/200`` the item's number."""
@@ -50,7 +53,7 @@ _OWN_CONTAINERS = ("param_groups", "state", "defaults")
 
 @dataclass(frozen=True, slots=True)
 class OptimizerParts:
-    """The parts of an optimizer that both sides hold."""
+    """The parts of an optimizer that kernel and workers share."""
 
     groups: int = 0
     """How many groups: each is changed in place, whichever dict it is here."""
@@ -68,7 +71,7 @@ ObjectId = tuple[Literal["id"], Any]
 
 
 class SharedObjects(dict[int, SharedId]):
-    """The ids of objects that both sides hold. Of these, ``owners`` are tensors and arrays that others may be views of.
+    """The ids of shared objects. Of these, ``owners`` are tensors and arrays that others may be views of.
 
     It is valid while none of the objects is changed.
     """
@@ -233,7 +236,7 @@ _COMMON = frozenset({int, float, str, bool, type(None), bytes})
 def has_identity(value: Any) -> bool:
     """Return whether the identity of a value matters: it does not for numbers, strings, tuples, paths or dates.
 
-    Nothing changes these in place. Importable functions, classes and modules are the same on both sides anyway.
+    Nothing changes these in place. Importable functions, classes and modules are the same in both processes anyway.
     """
     if type(value) in _COMMON:
         return False

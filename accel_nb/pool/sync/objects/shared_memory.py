@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import is_lazy, is_tensor
-from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
+from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_shard
 
 _START = operator.itemgetter(0)
 
@@ -63,9 +63,9 @@ class SharedMemory:
 
 
 def span_of_tensor(tensor: Any) -> MemorySpan | None:
-    """Return the span of a tensor, or of this rank's part of a sharded one; None if it has no memory with strides."""
+    """Return the span of a tensor, or of this rank's shard of a sharded one; None if it has no memory with strides."""
     torch = sys.modules["torch"]
-    held = local_part(tensor)
+    held = local_shard(tensor)
     if is_lazy(held) or held.layout is not torch.strided or held.is_meta or held.is_quantized or not held.numel():
         return None
     try:
@@ -105,7 +105,7 @@ def _owned_span(value: Any) -> MemorySpan | None:
     if not is_tensor(value):
         return span_of(value) if value.flags.c_contiguous else None
     span = span_of_tensor(value)
-    return span if span is not None and span[1] == local_part(value).nbytes else None
+    return span if span is not None and span[1] == local_shard(value).nbytes else None
 
 
 class SharedBlock:

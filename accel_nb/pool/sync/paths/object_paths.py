@@ -1,7 +1,8 @@
 """Paths to the objects that a value refers to.
 
-A path is a name and the steps below it, as in ``step@closure:model``. It identifies the same object on both sides. A
-model to which only a closure, a bound method or a trainer refers is therefore treated like one that has a name.
+A path is a name and the steps below it, as in ``step@closure:model``. It identifies the same object in kernel and
+workers. A model to which only a closure, a bound method or a trainer refers is therefore treated like one that has a
+name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The attributes of data loaders that notebook and workers have in common, and whether worker processes have started.
 
-A loader with ``persistent_workers`` draws a seed when it starts its processes, and never again. Those of the other side
-cannot be sent: `StartedWorkers` stands for them, and starts others without a draw.
+A loader with ``persistent_workers`` draws a seed when it starts its worker processes, and never again. These processes
+cannot be sent: `StartedWorkers` stands for them, and starts new ones in the receiving process without drawing a seed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ITERATOR = "_iterator"
 
 @dataclass(frozen=True)
 class StartedWorkers:
-    """Stands in a loader for its persistent worker processes, which run on the other side only."""
+    """Stands in a loader for its persistent worker processes, which run in the sending process only."""
 
     def _reset(self, loader: Any) -> None:
-        """Start worker processes of this side: torch calls it to begin an iteration, and then reads the attribute."""
+        """Start worker processes here: torch calls this to begin an iteration, and then reads the attribute."""
         torch = sys.modules["torch"]
         own = loader.generator
         loader.__dict__["generator"] = torch.Generator().manual_seed(torch.initial_seed())
@@ -33,7 +33,7 @@ class StartedWorkers:
 
 
 def has_started_workers(loader: Any) -> bool:
-    """Return whether a loader has started worker processes that it keeps, on this side or on the other."""
+    """Return whether a loader has started persistent worker processes, in this process or in that which sent it."""
     return bool(loader.persistent_workers) and vars(loader).get(_ITERATOR) is not None
 
 
@@ -47,7 +47,7 @@ def loader_attributes(loader: Any) -> dict[str, Any]:
 
 
 def set_loader_attributes(loader: Any, attributes: Mapping[str, Any]) -> None:
-    """Set attributes that `loader_attributes` has returned on the other side; what has started here stays."""
+    """Set attributes that `loader_attributes` has returned in the sending process; what has started here stays."""
     kept = {name: item for name, item in attributes.items() if name != _ITERATOR or vars(loader)[_ITERATOR] is None}
     set_attributes(loader, kept, is_complete=False)
 

@@ -249,7 +249,7 @@ class Pickler(cloudpickle.Pickler):
         self._names: set[str] = set()
 
     def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | str | bytes | None:
-        """Return the id of an object that both sides hold, or of a number that is the id of one, or a name itself.
+        """Return the id of a shared object, or of a number that is the `id` of one, or a name itself.
 
         By identity, that of a small array or tensor is a checksum.
         """

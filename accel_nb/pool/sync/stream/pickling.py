@@ -2,7 +2,8 @@
 
 * The data of tensors and arrays is sent out of band, in the buffers of a payload; what shares memory here does there.
 * A function defined in a cell gets the receiving namespace as its globals, so that later bindings take effect.
-* Objects that both sides hold (a named model, its parameters and submodules) are sent as references, so that an
+* Objects that kernel and workers share (a named model, its parameters and submodules) are sent as references, so that
+an
   optimizer that is sent later updates the parameters of the receiver's model.
 * A number that is the `id` of such an object, or of a tensor or module in the stream, becomes the id that the object
   has on the receiving side: notebooks choose parameters by lists of ids that an earlier cell has made.

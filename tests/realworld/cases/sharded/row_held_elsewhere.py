@@ -1,5 +1,5 @@
 # A row of a parameter that an earlier cell has taken cannot follow the parameter under FSDP.
-# outcome: told is in the memory of a part of a parameter
+# outcome: told is in the memory of a shard of a parameter
 # compare: model, history
 # %%
 import torch

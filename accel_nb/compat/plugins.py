@@ -143,7 +143,7 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
         self._set_state_dict_configs()
 
     def _set_state_dict_configs(self) -> None:
-        """Set torch's records of how state dicts are gathered, unless those of the selected kind are given."""
+        """Set torch's options of how state dicts are gathered, unless those of the selected kind are given."""
         from torch.distributed import fsdp
 
         whole = {"offload_to_cpu": True, "rank0_only": True}
@@ -221,7 +221,7 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
             return self._kind_of_policy(**{name: value[name] for name in (*known[:2], last) if name in value})
         dtype = _DTYPES.get(value, value)
         if dtype not in _DTYPES.values():
-            raise ValueError(f"Invalid mixed precision: {value}. It is one of {', '.join(_DTYPES)}")
+            raise ValueError(f"mixed_precision_policy={value!r} is none of {', '.join(_DTYPES)}")
         own = buffers if self.fsdp_version == 1 and buffers is not None else dtype
         return self._kind_of_policy(param_dtype=dtype, reduce_dtype=dtype, **{last: own})
 
@@ -229,7 +229,10 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
         """Raise ValueError if ``mixed_precision_policy`` is not torch's policy for the version."""
         kind = self._kind_of_policy
         if not isinstance(self.mixed_precision_policy, kind):
-            raise ValueError(f"mixed_precision_policy must be an instance of torch's `{kind.__name__}`")
+            raise ValueError(
+                f"mixed_precision_policy is {self.mixed_precision_policy!r}, and no {kind.__name__} of "
+                "torch.distributed.fsdp"
+            )
 
     def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> None:
         """Set the policy that programs read; raises `MisuseError` if an accelerator has another precision."""
@@ -267,7 +270,10 @@ _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 def _class_of_layer(model: nn.Module, name: str) -> type[nn.Module]:
     kind = get_module_class_from_name(model, name.strip())
     if kind is None:
-        raise ValueError(f"Could not find the transformer layer class {name} in the model.")
+        raise ValueError(
+            f"transformer_cls_names_to_wrap has {name.strip()!r}, and no module of {type(model).__name__} is of a "
+            "class of that name"
+        )
     return kind
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel_nb.compat.names.unserved import PACKAGE
+from accel_nb.compat.names.unsupported import PACKAGE
 
 _PLUGINS = "accel_nb.accelerator.options.plugins"
 _MESHES = "accel_nb.compat.parallelism"
-_OWN_RECORDS = "accel_nb.compat.option_records"
+_OWN_PLUGINS = "accel_nb.compat.plugins"
 _OWN_STATE = "accel_nb.compat.states"
 _STATE = "accel_nb.accelerator.process_state"
 _OPERATIONS = "accel_nb.accelerator.process.operations"
@@ -28,9 +28,9 @@ _RECORDS = {
         _PLUGINS,
         "AORecipeKwargs AutocastKwargs GradScalerKwargs InitProcessGroupKwargs",
     ),
-    **places_in("accel_nb.compat.kwargs_records", "DistributedDataParallelKwargs ProfileKwargs"),
+    **places_in("accel_nb.compat.kwargs_handlers", "DistributedDataParallelKwargs ProfileKwargs"),
     **places_in(
-        _OWN_RECORDS,
+        _OWN_PLUGINS,
         "DDPCommunicationHookType DataLoaderConfiguration FullyShardedDataParallelPlugin GradientAccumulationPlugin "
         "ProjectConfiguration TorchDynamoPlugin",
     ),
@@ -43,17 +43,17 @@ _DATACLASSES = {
     **_RECORDS,
     **places_in(_STATE, "DistributedType"),
     **places_in(_HF_UTILS, "DynamoBackend LoggerType PrecisionType RNGType"),
-    **places_in(_OWN_RECORDS, "ComputeEnvironment CustomDtype SageMakerDistributedType"),
+    **places_in(_OWN_PLUGINS, "ComputeEnvironment CustomDtype SageMakerDistributedType"),
     **places_in(
         _MESHES,
         "DeepSpeedSequenceParallelConfig TorchContextParallelConfig TorchTensorParallelConfig",
     ),
-    "KwargsHandler": "accel_nb.accelerator.options.records:KwargsHandler",
+    "KwargsHandler": "accel_nb.accelerator.options.kwargs_handler:KwargsHandler",
     "TensorInformation": "accel_nb.compat.data.nested_data:TensorInformation",
 }
 _DATACLASSES_MODULE = {
     **_DATACLASSES,
-    **places_in(_OWN_RECORDS, "FP8BackendType"),
+    **places_in(_OWN_PLUGINS, "FP8BackendType"),
     "get_module_class_from_name": "accel_nb.compat.models.model_parts:get_module_class_from_name",
 }
 _COLLECTIVES = places_in(
@@ -274,7 +274,7 @@ _TOP = {
     **_STAGES,
 }
 
-SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+SUPPORTED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         PACKAGE: _TOP,
         f"{PACKAGE}.accelerator": {**places_in("accel_nb.compat.accelerator", "Accelerator"), **_RECORDS, **_IMPORTS},

@@ -1,4 +1,4 @@
-"""The base of records of options."""
+"""The base class of dataclasses of options."""
 
 from __future__ import annotations
 

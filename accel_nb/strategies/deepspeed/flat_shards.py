@@ -1,4 +1,4 @@
-"""The positions of parameters in the flat tensors that a DeepSpeed engine steps, of which each rank has a part."""
+"""The positions of parameters in the flat tensors that a DeepSpeed engine steps, of which each rank has a shard."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from accel_nb.runtime.distributed.sharded import FlatPart
+from accel_nb.runtime.distributed.sharded import FlatShard
 from accel_nb.runtime.world import World
 
 
 @dataclass(frozen=True, slots=True)
 class FlatSlot:
-    """The position of this rank's part of a parameter in a flat tensor: the index of its first element."""
+    """The position of this rank's shard of a parameter in a flat tensor: the index of its first element."""
 
     parameter: nn.Parameter
     start: int
-    part: FlatPart
+    shard: FlatShard
 
     def narrow(self, flat: Tensor) -> Tensor:
-        """Return this rank's part of the parameter in a tensor of the flat tensor's layout."""
-        return flat.detach().narrow(0, self.start, self.part.ranges[self.part.rank][1])
+        """Return this rank's shard of the parameter in a tensor of the flat tensor's layout."""
+        return flat.detach().narrow(0, self.start, self.shard.ranges[self.shard.rank][1])
 
 
 def find_flats(zero: Any, stage: int, world: World) -> Iterator[tuple[Any, list[FlatSlot]]]:
@@ -31,7 +31,7 @@ def find_flats(zero: Any, stage: int, world: World) -> Iterator[tuple[Any, list[
         for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
             start, places = 0, []
             for value in parameters:
-                places.append(FlatSlot(value, start, part_of(value, world)))
+                places.append(FlatSlot(value, start, shard_of(value, world)))
                 start += value.partition_numel()
             yield flat, places
         return
@@ -42,15 +42,15 @@ def find_flats(zero: Any, stage: int, world: World) -> Iterator[tuple[Any, list[
             for rank in range(world.size):
                 low, high = max(offset, rank * size), min(offset + value.numel(), (rank + 1) * size)
                 ranges.append((low - offset, high - low) if high > low else (0, 0))
-            part = FlatPart(tuple(value.shape), tuple(ranges), world.rank)
-            places.append(FlatSlot(value, min(max(0, offset - world.rank * size), size), part))
+            shard = FlatShard(tuple(value.shape), tuple(ranges), world.rank)
+            places.append(FlatSlot(value, min(max(0, offset - world.rank * size), size), shard))
             offset += value.numel()
         yield flat, places
 
 
-def part_of(value: Any, world: World, held: Tensor | None = None) -> FlatPart:
-    """Return this rank's part of a parameter that stage 3 has divided; ``held`` are its values."""
+def shard_of(value: Any, world: World, held: Tensor | None = None) -> FlatShard:
+    """Return this rank's shard of a parameter that stage 3 has divided; ``held`` are its values."""
     size = value.partition_numel()
     starts = [min(rank * size, value.ds_numel) for rank in range(world.size)]
     ranges = [(start, min(size, value.ds_numel - start)) for start in starts]
-    return FlatPart(tuple(value.ds_shape), tuple(ranges), world.rank, held)
+    return FlatShard(tuple(value.ds_shape), tuple(ranges), world.rank, held)

@@ -1,4 +1,4 @@
-"""Records for ``kwargs_handlers``, with accelerate's methods."""
+"""Objects for the argument ``kwargs_handlers``, with accelerate's methods."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Detection of objects that plain cells leave alone.
+"""Objects that plain cells do not prepare: those that user code has distributed itself, and TorchScript modules.
 
-Other code has already wrapped models in DDP, or given loaders a `DistributedSampler`. The forward of a `ScriptModule`
-cannot be replaced for one instance, so every rank computes the whole batch with it.
+User code distributes a model by wrapping it in DDP, and a loader by giving it a `DistributedSampler`. The forward of a
+`ScriptModule` cannot be replaced for one instance, so every rank computes the whole batch with it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, DistributedSampler
 
 
-def without_divided(objects: Iterable[Any]) -> list[Any]:
-    """Return ``objects`` without scripted models, what belongs to DDP models, and loaders that are divided already."""
+def select_preparable(objects: Iterable[Any]) -> list[Any]:
+    """Return ``objects`` without TorchScript modules, DDP models with their optimizers, and distributed loaders."""
     listed = [item for item in objects if not isinstance(item, ScriptModule)]
     models = [item for item in listed if isinstance(item, nn.Module)]
     wrapped = [part for model in models for part in model.modules() if isinstance(part, DistributedDataParallel)]
     owned = {id(value) for part in wrapped for value in part.parameters()}
-    return [item for item in listed if not (is_divided_loader(item) or (owned and has_any_of(item, owned)))]
+    return [
+        item for item in listed if not (has_distributed_sampler(item) or (owned and has_any_parameter(item, owned)))
+    ]
 
 
-def is_divided_loader(item: Any) -> bool:
+def has_distributed_sampler(item: Any) -> bool:
     """Return whether an object is a loader with a `DistributedSampler`."""
     if not isinstance(item, DataLoader):
         return False
@@ -35,11 +37,11 @@ def is_divided_loader(item: Any) -> bool:
     )
 
 
-def has_any_of(item: Any, parameters: set[int]) -> bool:
-    """Return whether a model, optimizer or scheduler has any of some parameters, which are given by their ids."""
+def has_any_parameter(item: Any, parameter_ids: set[int]) -> bool:
+    """Return whether a model, optimizer or scheduler has any of some parameters, which are given by their ``id()``."""
     if isinstance(item, nn.Module):
-        return any(id(value) in parameters for value in item.parameters())
+        return any(id(value) in parameter_ids for value in item.parameters())
     if isinstance(item, LRScheduler):
         item = item.optimizer
     groups = item.param_groups if isinstance(item, Optimizer) else ()
-    return any(id(value) in parameters for group in groups for value in group["params"])
+    return any(id(value) in parameter_ids for group in groups for value in group["params"])

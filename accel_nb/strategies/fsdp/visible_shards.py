@@ -2,7 +2,7 @@
 
 PyTorch leaves the parameters of the outermost unit unsharded from a forward pass to the next backward pass. Code of a
 plain cell that reads `model.head.weight` there would get a tensor that is not the optimizer's, and that is freed later.
-Here sharded parameters are also called parts, and unsharded ones gathered.
+In the names here ``shards`` are the sharded parameters, and ``gathered`` ones the unsharded parameters.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.strategies.fsdp.parameter_groups import places_of
 
 
-class VisibleParts:
-    """Puts the parts into the modules of a sharded model in plain cells, while it does not compute.
+class VisibleShards:
+    """Puts the shards into the modules of a sharded model in plain cells, while it does not compute.
 
     Unsharded parameters are kept, and gathered again before the next forward pass only if code may have written to the
     sharded ones. ``groups`` are, for each unit, the groups of parameters that are gathered for its forward pass.
@@ -42,12 +42,12 @@ class VisibleParts:
             self._show(group)
 
     def hide_gathered(self) -> None:
-        """Put the parts into the modules again."""
+        """Put the shards into the modules again."""
         self._computes_backward = False
         self._hide()
 
     def gathered(self) -> dict[int, nn.Parameter]:
-        """Return, by the id of a part, the gathered parameter that the graph of the last forward pass has."""
+        """Return, by the id of a shard, the gathered parameter that the graph of the last forward pass has."""
         groups = [group for groups in self._groups.values() for group in groups if group.is_unsharded]
         return {id(param.sharded_param): param._unsharded_param for group in groups for param in group.fsdp_params}
 
