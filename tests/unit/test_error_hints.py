@@ -38,3 +38,8 @@ def test_errors_of_other_causes_get_none(kind: type[Exception]):
 
 def test_an_error_of_code_with_whole_tensors_gets_none():
     assert explain_error(error_of(torch.ones(2), RuntimeError), None) is None
+
+
+def test_an_error_of_a_backward_pass_that_names_sharded_tensors_gets_the_way_out():
+    error = RuntimeError("aten.add.Tensor got mixed torch.Tensor and DTensor")
+    assert "`--strategy ddp`" in (explain_error(error, None) or "")

@@ -58,6 +58,7 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.row_exchange import RowExchange
 from accel_nb.runtime.process.user_code import is_user_module
+from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 from accel_nb.runtime.tensors.transforms import is_in_transform
 
@@ -142,7 +143,9 @@ class DividedCalls:
                 # The cell calls ``model.forward``: hooks that gather parameters and reduce gradients run in calls only.
                 called = reference()
                 assert called is not None, "a model exists during its own call"
-                return called(*args, **kwargs)
+                # A ``__call__`` of the user's class may be what calls ``forward``.
+                has_own_call = innermost_class(called).__call__ is not nn.Module.__call__
+                return (nn.Module if has_own_call else type(called)).__call__(called, *args, **kwargs)
             if self._stepper.computes_alone():
                 if shards_params:
                     raise MisuseError(_SHARDED_IN_THREAD.format(name=type(reference()).__name__))

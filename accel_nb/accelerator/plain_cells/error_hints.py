@@ -12,6 +12,8 @@ from accel_nb.runtime.distributed.sharded import is_sharded
 
 _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _TENSOR_ERRORS = (RuntimeError, TypeError, AttributeError)
+_PART = "DTensor"
+"""PyTorch's name for a sharded tensor; an error in a backward pass has no frame with the tensor itself."""
 
 
 def explain_error(error: BaseException, share: BatchShare | None) -> str | None:
@@ -41,7 +43,8 @@ def _explain_weights(error: BaseException) -> str | None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     # The cell's own frame has all names of the notebook.
     values = [value for frame in frames if frame.f_locals is not frame.f_globals for value in frame.f_locals.values()]
-    if not any(is_sharded(value) for value in (getattr(error, "obj", None), *values)):
+    has_parts = any(is_sharded(value) for value in (getattr(error, "obj", None), *values))
+    if not (has_parts or _PART in str(error)):
         return None
     return (
         "the weights are divided among the workers: this code had a tensor of which each worker has a part, and not "

@@ -43,6 +43,7 @@ def adapt_to_sharding(
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         replace((Tensor,), name, _refuse_hooks)
     replace((torch.autograd,), "grad", functools.partial(_check_gradients, keep_graph))
+    replace((torch.utils,), "swap_tensors", _leave_equal)
     if sharded.has_distributed_tensors():
         from accel_nb.runtime.distributed.sharded_arithmetic import ShardedArithmetic
 
@@ -68,6 +69,25 @@ def _with_whole_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(tensors, *args, **kwargs)
 
     return save
+
+
+def _leave_equal(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that exchanges no sharded tensors in the same memory.
+
+    `Module.to` exchanges them also where it converts nothing, and PyTorch raises an error if anything refers to one.
+    """
+
+    @functools.wraps(original)
+    def swap_tensors(t1: Tensor, t2: Tensor) -> None:
+        if not (sharded.is_sharded(t1) and _memory_of_part(t1) == _memory_of_part(t2)):
+            original(t1, t2)
+
+    return swap_tensors
+
+
+def _memory_of_part(tensor: Tensor) -> tuple[Any, ...]:
+    part = sharded.local_part(tensor)
+    return part.data_ptr(), part.device, part.dtype, part.shape, part.stride()
 
 
 def _refuse_functional_call(original: Callable[..., Any]) -> Callable[..., Any]:

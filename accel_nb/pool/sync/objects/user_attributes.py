@@ -32,9 +32,11 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
 
     Tensors, submodules, hooks, flags and private attributes of torch's layers are not included.
     """
+    from accel_nb.runtime.tensors.instance_patching import innermost_class  # imports torch
+
     found: dict[str, dict[str, Any]] = {}
     for path, part in module.named_modules():
-        kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.")]
+        kinds = [kind for kind in innermost_class(part).__mro__ if kind.__module__.startswith("torch.")]
         hides_private = len(kinds) > 1  # a layer of torch, or a subclass of one
         hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training engine has set
         own = {
