@@ -79,15 +79,15 @@ def _leave_equal(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def swap_tensors(t1: Tensor, t2: Tensor) -> None:
-        if not (sharded.is_sharded(t1) and _memory_of_part(t1) == _memory_of_part(t2)):
+        if not (sharded.is_sharded(t1) and _memory_of_shard(t1) == _memory_of_shard(t2)):
             original(t1, t2)
 
     return swap_tensors
 
 
-def _memory_of_part(tensor: Tensor) -> tuple[Any, ...]:
-    part = sharded.local_part(tensor)
-    return part.data_ptr(), part.device, part.dtype, part.shape, part.stride()
+def _memory_of_shard(tensor: Tensor) -> tuple[Any, ...]:
+    shard = sharded.local_shard(tensor)
+    return shard.data_ptr(), shard.device, shard.dtype, shard.shape, shard.stride()
 
 
 def _refuse_functional_call(original: Callable[..., Any]) -> Callable[..., Any]:
