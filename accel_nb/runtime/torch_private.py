@@ -282,7 +282,11 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "hooks",
-        ("accelerator/plain_cells/detection/model_hooks.py", "pool/sync/objects/user_hooks.py"),
+        (
+            "accelerator/plain_cells/detection/model_hooks.py",
+            "pool/sync/objects/user_hooks.py",
+            "strategies/deepspeed/inner_optimizer.py",
+        ),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",

@@ -204,6 +204,9 @@ class Stepper:
             loss = loss * factor
         self._closure_loss.add(loss)
         window.record_backward()
+        if self.strategy.capabilities.hides_gradients:  # what was completed before does not include this pass
+            for proxy in self.optimizer_proxies.values():
+                proxy.finished_window = -1
         self.is_inside_backward = True
         try:
             self.strategy.backward(loss, self.bundle, **options)
@@ -287,9 +290,9 @@ class Stepper:
             self.meter.restart_clock()
         return proxy.result
 
-    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
         """Call ``step``, the own method of an optimizer, as the strategy does."""
-        return self.strategy.run_step(optimizer, step)
+        return self.strategy.run_step(optimizer, step, has_closure=has_closure)
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
         """Return whether an optimizer may clear its gradients: not while they belong to an open window."""

@@ -23,7 +23,7 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
-from accel_nb.strategies.base import LOST_WRITE
+from accel_nb.strategies.base import LOST_WRITE, multiply_tensors
 from accel_nb.strategies.deepspeed.flat_parts import find_flats, part_of
 from accel_nb.strategies.deepspeed.flat_state import FlatState
 from accel_nb.strategies.deepspeed.inner_optimizer import copy_optimizer, split_groups
@@ -59,12 +59,17 @@ class ZeroModel:
         self.optimizer = optimizer
         self.settings = settings
         self.has_gradients = False
+        # DeepSpeed has skipped the last step.
+        self.has_overflowed = False
         self.passes = Passes()
         self.states = WholeStates()
-        self._is_stepped = False
-        # A step has used up gradients, which code has not dropped since; a pass has added others to them.
-        self._has_used = self._adds_to_used = False
-        # How many gradients the passes since the last step have computed on this rank.
+        # Whether the gradients are complete, and where `gradients` finds them.
+        self._is_finished = False
+        # This rank's parts of complete gradients to which later passes add; DeepSpeed's own are those of the passes.
+        self._earlier: list[Tensor] = []
+        # Whether DeepSpeed has sums of gradients, of passes since `_earlier`.
+        self._has_sums = False
+        # How many gradients passes and code have left on this rank since they were dropped.
         self._num_reached = 0
         self._has_warned = False
         # Bytes of gradients when the last window closed.
@@ -107,6 +112,9 @@ class ZeroModel:
             optimizer.state.clear()
             optimizer.state.update(state)
             raise
+        for value, _, gradient, _ in before:
+            if gradient is not None and self.steps(value):
+                self.write_gradient(value, gradient.detach())
 
     def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
         """Make an engine that divides the parameters."""
@@ -155,15 +163,16 @@ class ZeroModel:
 
     def begin_backward(self) -> None:
         """Prepare a backward pass, whose gradients are added to existing ones."""
-        if self.has_gradients:
+        if self._is_finished:
             self._whole_gradients.refuse_partly_dropped()
-        self._whole_gradients.store(self._gradient_parts())
+            self._whole_gradients.store(self._gradient_parts())
+            self._earlier = [value.clone() for _, value in self._gradient_parts()]
+            self._clear_sums()
         self._whole_gradients.clear()
-        self._is_stepped = False
         self._engine.set_gradient_accumulation_boundary(False)
         self._zero.clear_backward_seen_flag()
         if self._stage == 3:
-            self._zero.micro_step_id = 1  # add: `_zero_sums` has set all to zero
+            self._zero.micro_step_id = 1  # add: `_clear_sums` has set all to zero
         self._zero.backward_prologue()
         self._zero.enter_backward()
 
@@ -180,8 +189,7 @@ class ZeroModel:
         if not is_reached:
             self._zero.exit_backward()
             return
-        self.has_gradients = True
-        self._adds_to_used = self._has_used
+        self.has_gradients = self._has_sums = True
         self._num_reached += self._zero._backward_hook_state.hooks_fired_this_backward
         if self._stage < 3:
             self._zero.setup_buckets()  # DeepSpeed does it when it receives a gradient, which not every rank may have
@@ -190,8 +198,15 @@ class ZeroModel:
         self._zero.backward_epilogue()
         self._zero.exit_backward()
 
-    def finish_gradients(self) -> None:
-        """Average what is not averaged yet, and prepare this rank's part for `gradients`; every rank calls."""
+    def finish_gradients(self, factor: float | Tensor = 1.0) -> None:
+        """Complete the gradients of the passes, times ``factor``, and prepare them for `gradients`; every rank calls.
+
+        Does nothing if they are complete, or if there are none.
+        """
+        if self._is_finished or not self.has_gradients:
+            return
+        if not self._has_sums:
+            self._run_empty_pass()
         held = [value.nbytes for value in self._parameters if value.requires_grad]
         self.gradient_bytes = sum(held) if self._stage == 1 else sum(flat.nbytes for flat, _ in self._flats)
         if self._stage == 1:
@@ -200,32 +215,42 @@ class ZeroModel:
             self._engine.set_gradient_accumulation_boundary(False)
         else:
             self._zero.finalize_gradient_accumulation_boundary()
+        self._is_finished = True
+        if isinstance(factor, Tensor) or factor != 1.0:
+            multiply_tensors((value for _, value in self._gradient_parts()), factor)
+        earlier, self._earlier = self._earlier, []
+        if earlier:
+            for (_, value), added in zip(self._gradient_parts(), earlier, strict=True):
+                value.add_(added)
+
+    def _run_empty_pass(self) -> None:
+        """Make DeepSpeed hold gradients of zeros; every rank must call."""
+        self.begin_backward()
+        self.end_backward(is_reached=True)
 
     def steps(self, parameter: nn.Parameter) -> bool:
         """Return whether the optimizer steps a parameter."""
         return id(parameter) in self._parts
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect.
-
-        Every rank must call. Raises `MisuseError` after the step, which leaves no gradients.
-        """
-        if self._is_stepped:
-            raise MisuseError(_AFTER_STEP)
+        """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect. All call."""
         if not self.has_gradients:
             return None
         return self._whole_gradients.read(parameter, self._gradient_parts(), self._flats[0][0])
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
-        """Replace the whole gradient of a parameter; None drops it. Raises `MisuseError` if there are no gradients."""
+        """Replace the whole gradient of a parameter; None drops it. Every rank must call."""
         self._whole_gradients.forget(parameter)
         if value is None:
             if self._whole_gradients.drop(parameter):
                 self.drop_gradients()
-        elif not self.has_gradients:
-            raise MisuseError(_NO_BACKWARD)
-        else:
-            self._whole_gradients.replace(parameter, value)
+            return
+        if not self.has_gradients:
+            self._run_empty_pass()
+            self.finish_gradients()
+            self._whole_gradients.drop_all()
+        if self._whole_gradients.replace(parameter, value):
+            self._num_reached += 1
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield this rank's part of each gradient, flat, after `finish`; changes in place have effect."""
@@ -233,7 +258,7 @@ class ZeroModel:
         yield from self._gradient_parts()
 
     def _gradient_parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        if not self.has_gradients:
+        if not self._is_finished:
             return
         for number, (flat, places) in enumerate(self._flats):
             if self._offloads:
@@ -247,8 +272,9 @@ class ZeroModel:
                 here = self._zero.params_in_partition[number]
                 yield from zip(here, parts, strict=False)
 
-    def step(self) -> bool:
-        """Step this rank's part, and gather the result; return False if DeepSpeed skipped the step."""
+    def step(self) -> None:
+        """Step this rank's part, and gather the result."""
+        self.has_overflowed = False
         if len(self.optimizer.param_groups) != self._num_groups:
             raise MisuseError(
                 f"the {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} groups, and had "
@@ -257,46 +283,57 @@ class ZeroModel:
             )
         self._apply_loaded()
         if not self.has_gradients:
-            return True
-        if self._adds_to_used and sharded.reads_together():
-            raise MisuseError(_NOT_DROPPED)
+            return
         num_trained = sum(value.requires_grad for value in self._parameters)
         if self._num_reached < num_trained and not self._has_warned and sharded.reads_together():
             self._has_warned = True
             warn_at_user_line(_UNUSED.format(number=num_trained - self._num_reached, all=num_trained))
-        self._num_reached = 0
+        self.finish_gradients()
         self._whole_gradients.refuse_partly_dropped()
         self._whole_gradients.store(self._gradient_parts())
+        averaged = dict(self._zero.averaged_gradients)
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
         self._zero.step()
         self.states.warn_of_step()
-        self._zero_sums()
-        self._is_stepped = self._has_used = True
+        self.has_overflowed = bool(self._zero.overflow)
+        if self.has_overflowed:
+            self.drop_gradients()
+            return
+        self._zero.averaged_gradients.update(averaged)  # a step leaves gradients, to which a pass may add
         self._state.show_after_step()
         self._versions = self._version()
-        return not self._zero.overflow
 
     def drop_gradients(self) -> None:
         """Drop gradients."""
-        self._is_stepped = self._has_used = self._adds_to_used = False
         self._num_reached = 0
         self._whole_gradients.clear()
+        self._earlier.clear()
         if self.has_gradients:
-            self._zero.zero_grad(set_to_none=True)
-            for number in range(len(self._flats)):
-                self._zero.averaged_gradients[number] = None
-                if self._stage < 3:
-                    self._zero.all_grad_tensors[number] = None
+            self.has_gradients = False
+            self._clear_sums()
+
+    def _clear_sums(self) -> None:
+        """Drop what DeepSpeed holds of gradients, to which it would add."""
+        self._is_finished = self._has_sums = False
+        self._zero.zero_grad(set_to_none=True)
+        for number in range(len(self._flats)):
+            self._zero.averaged_gradients[number] = None
             if self._stage < 3:
-                self._zero.micro_step_id = -1
-                for value in self._parameters:
-                    value.grad_accum = None  # type: ignore[attr-defined]
-                if self._offloads:
-                    self._zero.reset_cpu_buffers()
-                    self._zero._offload_accumulated_param_ids = set()
-            self._zero_sums()
+                self._zero.all_grad_tensors[number] = None
+        if self._stage < 3:
+            self._zero.micro_step_id = -1
+            for value in self._parameters:
+                value.grad_accum = None
+            if self._offloads:
+                self._zero.reset_cpu_buffers()
+                self._zero._offload_accumulated_param_ids = set()
+        else:
+            self._zero.grad_partitions_flat_buffer.zero_()
+        if self._offloads:
+            for flat, _ in self._flats:
+                flat.grad.zero_()
 
     def load_optimizer(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
         """Load the optimizer's state from ``states``; ``whole`` reads one of its tensors. Every rank must call."""
@@ -398,41 +435,17 @@ class ZeroModel:
         self.reload_changed_weights()
         self._state.load_changes()
 
-    def _zero_sums(self) -> None:
-        """Set sums of gradients to zero that DeepSpeed would add to."""
-        self.has_gradients = False
-        self._whole_gradients.clear()
-        if self._stage == 3:
-            self._zero.grad_partitions_flat_buffer.zero_()
-        if self._offloads:
-            for flat, _ in self._flats:
-                flat.grad.zero_()
-
     def _version(self) -> tuple[int, ...]:
         """Return version counters, which change when code other than DeepSpeed writes into the weights."""
         held = [value.ds_tensor for value in self._parameters] if self._stage == 3 else self._parameters
         return tuple([value._version for value in held])
 
 
-_AFTER_STEP = (
-    "parameter.grad is read after the step, for which DeepSpeed uses up the gradients: read it between backward() and "
-    "optimizer.step(), or train with --strategy ddp"
-)
-_NOT_DROPPED = (
-    "backward() adds to gradients that a step has used, since optimizer.zero_grad() was not called in between: on one "
-    "device they remain, and DeepSpeed uses them up. Call optimizer.zero_grad() after each step, or train with "
-    "--strategy ddp"
-)
 _UNUSED = (
     "{number} of {all} parameters have no gradient at this step: on one device the optimizer leaves them out, and "
     "DeepSpeed steps them with zeros, so their momentum and weight decay continue. If that matters, train with "
     "--strategy ddp or fsdp"
 )
-_NO_BACKWARD = (
-    "parameter.grad is assigned without a backward pass, and DeepSpeed steps only gradients that a backward pass has "
-    "left: train with --strategy ddp"
-)
-
 
 @contextmanager
 def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -29,9 +31,38 @@ def split_groups(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn
 
 
 def copy_optimizer(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter]]]) -> Optimizer:
-    """Return a copy of an optimizer for the chosen parameters, by the number of their group, without state."""
+    """Return a copy of an optimizer for the chosen parameters, by the number of their group, without state.
+
+    Its step calls no hooks: they are called for the user's optimizer, by `stepping_after`.
+    """
     copied = object.__new__(type(optimizer))
     vars(copied).update({name: value for name, value in vars(optimizer).items() if name not in _OF_INSTANCE})
+    copied._optimizer_step_pre_hooks, copied._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):  # by torch, also for the hooks of all optimizers
+        vars(copied)["step"] = types.MethodType(step.__wrapped__, copied)
     copied.state = defaultdict(dict)
     copied.param_groups = [{**optimizer.param_groups[index], "params": values} for index, values in chosen]
     return copied
+
+
+@contextmanager
+def stepping_after(optimizer: Optimizer, step: Callable[[], object]) -> Iterator[None]:
+    """Call ``step`` once, when the optimizer's own method ends in the block, before its post-hooks.
+
+    The method itself steps nothing, since the gradients of the parameters are None, but calls hooks and a closure.
+    """
+    has_stepped = False
+
+    def step_once(*_: Any) -> None:
+        nonlocal has_stepped
+        if not has_stepped:  # a method that calls that of its base class has hooks twice
+            has_stepped = True
+            step()
+
+    handle = optimizer.register_step_post_hook(step_once)
+    optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -52,6 +52,7 @@ from accel_nb.strategies.base import (
     copy_state,
     multiply_tensors,
 )
+from accel_nb.strategies.deepspeed.inner_optimizer import stepping_after
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling
 
@@ -194,10 +195,7 @@ class Deepspeed(Stepping):
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that are not averaged yet, and multiply all by ``factor``."""
         for zero in self._zeros_of(bundle):
-            if zero.has_gradients:
-                zero.finish_gradients()
-                if isinstance(factor, Tensor) or factor != 1.0:
-                    multiply_tensors((gradient for _, gradient in zero.gradients()), factor)
+            zero.finish_gradients(factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Drop the gradients of the bundle's optimizers."""
@@ -262,15 +260,23 @@ class Deepspeed(Stepping):
         zero = self._zeros.get(id(optimizer))
         if zero is None:
             return super().step(optimizer)
-        vars(optimizer)["_opt_called"] = True  # schedulers read it, to warn if the optimizer was not stepped
         if not self.precision.policy.loss_scaling or not zero.has_gradients:
-            return "ran" if zero.step() else "skipped"
+            optimizer.step()
+            return "skipped" if zero.has_overflowed else "ran"
         self.unscale(optimizer)
         scaled = self._scaled[id(optimizer)]
-        ran = self.precision.step(scaled) and scaled.ran
+        ran = self.precision.step(scaled) and not zero.has_overflowed
         if not ran:
             zero.drop_gradients()
         return "ran" if ran else "skipped"
+
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
+        """Call ``step``, with its hooks and its closure, and step this rank's shard where it would step parameters."""
+        zero = self._zeros.get(id(optimizer))
+        if zero is None:
+            return step()
+        with stepping_after(optimizer, zero.step):
+            return step()
 
     def share_state(self) -> None:
         """Copy what was written into values of state dicts into the weights; every rank must call."""
@@ -427,7 +433,6 @@ class _Scaled:
     """A sharded optimizer for torch's gradient scaler: this rank's gradients, and whether any rank's overflowed."""
 
     def __init__(self, zero: ZeroModel) -> None:
-        self.ran = False
         self._zero = zero
         self._found = torch.zeros(1, device="cpu")
 
@@ -444,7 +449,7 @@ class _Scaled:
 
     def step(self) -> None:
         """Step the optimizer; the scaler calls it if no gradient overflowed."""
-        self.ran = self._zero.step()
+        self._zero.optimizer.step()
 
     def _gradients(self) -> Iterator[Tensor]:
         return (value for _, value in self._zero.gradients() if value.numel())
