@@ -350,7 +350,7 @@ class Deepspeed(Stepping):
             filling = self._fillings[id(model)] = WeightFilling(model, open_safetensors(self.options.weights))
             filling.fill_whole(self._device)
         for value in (*model.parameters(), *model.buffers()):
-            if not value.is_meta:
+            if not value.is_meta and value.layout is torch.strided:  # sparse buffers stay as they are, as under ddp
                 self._comm.broadcast(value.data)
         self._adapt(model)
 
