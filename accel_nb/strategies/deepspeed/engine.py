@@ -133,6 +133,11 @@ class ZeroModel:
             norm = torch.zeros((), device=self._comm.world.device)
             self._zero._get_norm_groups = lambda: [norm]
         self._flats = list(find_flats(self._zero, self._stage, self._comm.world))
+        if self._steps_weights:
+            for (flat, _), parts in zip(self._flats, self._zero.parallel_partitioned_bit16_groups, strict=True):
+                flat.data = parts[self._comm.world.rank].data
+        if self._stage < 3:
+            self._zero._update_model_bit16_weights = lambda index: None  # each step: `reload_changed_weights` does it
         self._parts = {id(place.parameter): place.part for _, places in self._flats for place in places}
         self._whole_gradients = WholeGradients(self._parts, self._comm)
         hide_attributes(self._modules, self._known_names)
@@ -143,6 +148,9 @@ class ZeroModel:
         if self._stage == 3:
             mark_partitioned(self._parameters, self.passes)
         self._state = FlatState(self.optimizer, self._zero.optimizer, self._flats)
+        # Where the weights are in the flat tensors, and their addresses there.
+        self._homes = [value.data for value in self._parameters] if self._stage < 3 else []
+        self._addresses = [home.data_ptr() for home in self._homes]
         self._versions = self._version()
 
     @property
@@ -156,8 +164,15 @@ class ZeroModel:
         return self._zero.optimizer
 
     @property
+    def _steps_weights(self) -> bool:
+        """Whether this rank steps its part of the model's weights themselves, and not of a copy."""
+        return self._stage < 3 and not self._offloads
+
+    @property
     def master_bytes(self) -> int:
         """Bytes of the copies of weights that this rank steps; 0 where it steps those of the model."""
+        if self._steps_weights:
+            return 0
         shown = {value.ds_tensor.untyped_storage().data_ptr() for value in self._parameters} if self._stage == 3 else ()
         return sum(flat.nbytes for flat, _ in self._flats if flat.untyped_storage().data_ptr() not in shown)
 
@@ -392,9 +407,11 @@ class ZeroModel:
                 raise MisuseError(LOST_WRITE.format(name=next(named, "a parameter")))
 
     def reload_changed_weights(self) -> None:
-        """Update DeepSpeed's copies of the weights if other code has changed the weights; every rank must call."""
+        """Update what DeepSpeed steps and gathers if other code has changed the weights; every rank must call."""
         self.states.write_back()
-        if self._version() == self._versions:
+        if self._homes:
+            self._take_back_moved()
+        if self._steps_weights or self._version() == self._versions:
             return
         if self._stage == 3 and self._zero.persistent_parameters:
             for value in self._zero.persistent_parameters:
@@ -402,6 +419,17 @@ class ZeroModel:
             self._zero.persistent_parameters[0].all_gather(self._zero.persistent_parameters)
         self._zero.refresh_fp32_params()
         self._versions = self._version()
+
+    def _take_back_moved(self) -> None:
+        """Copy weights that were given other memory back into the flat tensors; raise `MisuseError` if they differ."""
+        if [value.data_ptr() for value in self._parameters] == self._addresses:
+            return
+        for value, home in zip(self._parameters, self._homes, strict=True):
+            if value.data_ptr() != home.data_ptr():
+                if (value.dtype, value.shape, value.device) != (home.dtype, home.shape, home.device):
+                    raise MisuseError(_OTHER_KIND.format(now=_kind_of(value), before=_kind_of(home)))
+                home.copy_(value.data)
+                value.data = home
 
     def copy_of(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
         """Return a copy of one of these models, without anything of DeepSpeed's, that has the same parameters.
@@ -441,6 +469,10 @@ class ZeroModel:
         return tuple([value._version for value in held])
 
 
+_OTHER_KIND = (
+    "a parameter is now {now}, and was {before} when it was prepared: DeepSpeed steps it in the memory that it had. "
+    "Change the model in a cell before it is trained, or train with --strategy ddp"
+)
 _UNUSED = (
     "{number} of {all} parameters have no gradient at this step: on one device the optimizer leaves them out, and "
     "DeepSpeed steps them with zeros, so their momentum and weight decay continue. If that matters, train with "
@@ -457,3 +489,7 @@ def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
     finally:
         for value in parameters:
             del value.ds_optim_param
+
+
+def _kind_of(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"
