@@ -216,7 +216,7 @@ class Strategy(Protocol):
         ...
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is the copy of a parameter that a pass computes with: writes to it are lost."""
+        """Return whether a tensor is a copy of what is stepped: the strategy finds writes to it by their count only."""
         ...
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:

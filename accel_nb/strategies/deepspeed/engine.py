@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -34,6 +35,8 @@ from accel_nb.strategies.deepspeed.plain_modules import (
     drop_hooks,
     hide_attributes,
     remove_attributes,
+    remove_hidden,
+    visible_attributes,
 )
 from accel_nb.strategies.deepspeed.whole_gradients import WholeGradients
 from accel_nb.strategies.deepspeed.whole_states import WholeStates
@@ -80,10 +83,12 @@ class ZeroModel:
         self._parameters: list[Any] = list(
             {id(value): value for model in models for value in model.parameters()}.values()
         )
+        self._ids = {id(value) for value in self._parameters}
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if self._stage < 3:  # only what is stepped is changed: another optimizer may step the rest of a model
             stepped = set(map(id, stepped_parameters(optimizer)))
             self._parameters = [value for value in self._parameters if id(value) in stepped]
+            self._ids &= stepped
             whole = nn.ParameterList(self._parameters)
         self._modules = list(whole.modules())
         self._known_names = {id(item): set(vars(item)) for item in (*self._modules, *self._parameters)}
@@ -140,13 +145,13 @@ class ZeroModel:
             self._zero._update_model_bit16_weights = lambda index: None  # each step: `reload_changed_weights` does it
         self._parts = {id(place.parameter): place.part for _, places in self._flats for place in places}
         self._whole_gradients = WholeGradients(self._parts, self._comm)
-        hide_attributes(self._modules, self._known_names)
         for value in self._parameters:
-            value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
+            value.__getstate__ = partial(visible_attributes, value)  # type: ignore[method-assign]  # when it is pickled
             if self._stage == 3:
                 sharded.register_flat_part(value, part_of(value, self._comm.world, value.ds_tensor))
         if self._stage == 3:
             mark_partitioned(self._parameters, self.passes)
+        hide_attributes((*self._modules, *self._parameters), self._known_names)
         self._state = FlatState(self.optimizer, self._zero.optimizer, self._flats)
         # Where the weights are in the flat tensors, and their addresses there.
         self._homes = [value.data for value in self._parameters] if self._stage < 3 else []
@@ -371,7 +376,7 @@ class ZeroModel:
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
             value.grad = None
-        remove_attributes((*self._modules, *self._parameters), self._known_names)
+        remove_hidden((*self._modules, *self._parameters))
         for parameter, values in states.items():
             if values:
                 self.optimizer.state[parameter] = values
@@ -392,9 +397,9 @@ class ZeroModel:
                 sharded.local_part(value).copy_(sharded.own_part(value, value.data))
                 value.data = data
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is one of the parameters."""
-        return any(value is tensor for value in self._parameters)
+    def must_count_writes(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a parameter, and writes to it are found by its version only, if at all."""
+        return id(tensor) in self._ids and (self._offloads if self._stage < 3 else self.passes.number > 0)
 
     @contextmanager
     def without_writes(self) -> Iterator[None]:
@@ -478,6 +483,7 @@ _UNUSED = (
     "DeepSpeed steps them with zeros, so their momentum and weight decay continue. If that matters, train with "
     "--strategy ddp or fsdp"
 )
+
 
 @contextmanager
 def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:

@@ -203,8 +203,8 @@ class Deepspeed(Stepping):
             zero.drop_gradients()
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a parameter of which stage 3 keeps parts, and holds it whole for a pass only."""
-        return any(zero.divides_weights and zero.passes.number and zero.holds(tensor) for zero in self._zeros.values())
+        """Return whether a tensor is a parameter that stage 3 holds whole for a pass, or that is stepped as a copy."""
+        return any(zero.must_count_writes(tensor) for zero in self._zeros.values())
 
     def keep_graph(self) -> None:
         """Raise `MisuseError` in stage 3, whose graph has parameters that are empty again after the forward pass."""

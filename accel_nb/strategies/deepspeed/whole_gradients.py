@@ -85,6 +85,6 @@ class WholeGradients:
 
 
 _PARTLY_DROPPED = (
-    "{dropped} of {all} gradients are None, which code has set or left out, and DeepSpeed steps all parameters of an optimizer: "
-    "give the others an optimizer of their own, or train with --strategy ddp"
+    "{dropped} of {all} gradients are None, which code has set or left out, and DeepSpeed steps all parameters of an "
+    "optimizer: give the others an optimizer of their own, or train with --strategy ddp"
 )
