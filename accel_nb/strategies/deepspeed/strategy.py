@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -31,6 +32,7 @@ from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import patch_environment, set_local_rank
+from accel_nb.runtime.process.user_code import is_of_other_library
 from accel_nb.runtime.tensors.instance_patching import (
     patch_instance,
     plain_class,
@@ -88,6 +90,8 @@ class Deepspeed(Stepping):
         # By the optimizer's id, in the order of `wrap`, which is the same on every rank.
         self._zeros: dict[int, ZeroModel] = {}
         self._scaled: dict[int, Any] = {}
+        # Whether a backward pass has kept its graph for another one.
+        self._has_retained = False
 
     def open(self, world: World, comm: Communicator) -> None:
         """Open the strategy in a world; its default process group must be open."""
@@ -181,9 +185,20 @@ class Deepspeed(Stepping):
         with ExitStack() as stack:
             for zero in zeros:
                 stack.enter_context(zero.passes.running())
-            torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
+            self._run_backward(self.precision.scale(loss), retain_graph, create_graph, inputs)
         for zero, is_reached in zip(zeros, self._reached(zeros), strict=True):
             zero.end_backward(is_reached=is_reached)
+
+    def _run_backward(
+        self, loss: Tensor, retain_graph: bool | None, create_graph: bool, inputs: Sequence[Tensor] | None
+    ) -> None:
+        try:
+            torch.autograd.backward(loss, None, retain_graph, create_graph, inputs=inputs)
+        except RuntimeError as error:
+            if self._has_retained and self.options.zero_stage == 3:
+                raise MisuseError(_RELEASED) from error
+            raise
+        self._has_retained |= bool(retain_graph)
 
     def _reached(self, zeros: list[ZeroModel]) -> list[bool]:
         """Return which models have new gradients on any rank; only one of several may be without."""
@@ -455,6 +470,12 @@ class _Scaled:
         return (value for _, value in self._zero.gradients() if value.numel())
 
 
+_RELEASED = (
+    "a backward pass has failed, and an earlier one has kept its graph (retain_graph=True), in which ZeRO stage 3 has "
+    "released the parameters: add the losses up for one backward pass, or train with --zero-stage 2 or --strategy fsdp"
+)
+
+
 def _holding(gradient: Tensor) -> Tensor:
     holder = gradient.detach()
     holder.grad = gradient
@@ -464,6 +485,18 @@ def _holding(gradient: Tensor) -> Tensor:
 def _restore_plain_class(model: nn.Module) -> None:
     while plain_class(model) is not type(model):
         restore_forward(model)
+
+
+def _separate(model: nn.Module, state: dict[str, Any]) -> None:
+    """Replace the parameters of a state dict by copies, since libraries read which of them are in the same memory.
+
+    DeepSpeed has put all of them into the memory of one flat tensor. Names of one parameter have the same copy.
+    """
+    copies: dict[int, Tensor] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if name in state:
+            copies.setdefault(id(value), value.detach().clone())
+            state[name] = copies[id(value)]
 
 
 def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
@@ -480,6 +513,9 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
             if sharded.is_sharded(value) and not keep_vars:
                 state[name] = sharded.full_tensor(value)
                 zero.states.add(value, state[name])
+        caller = sys._getframe(1).f_globals.get("__name__")
+        if destination is None and not keep_vars and not zero.divides_weights and is_of_other_library(caller):
+            _separate(self, state)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
