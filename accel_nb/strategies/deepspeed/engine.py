@@ -152,7 +152,7 @@ class ZeroModel:
         if self._stage == 3:
             mark_partitioned(self._parameters, self.passes)
         hide_attributes((*self._modules, *self._parameters), self._known_names)
-        self._state = FlatState(self.optimizer, self._zero.optimizer, self._flats)
+        self._state = FlatState(self.optimizer, self._zero.optimizer, self._flats, self.states)
         # Where the weights are in the flat tensors, and their addresses there.
         self._homes = [value.data for value in self._parameters] if self._stage < 3 else []
         self._addresses = [home.data_ptr() for home in self._homes]

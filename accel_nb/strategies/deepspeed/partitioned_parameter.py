@@ -91,7 +91,7 @@ class PartitionedParameter(nn.Parameter):
         value = next(
             (item for item in args if isinstance(item, PartitionedParameter) and not _is_usable(item, func)), None
         )
-        if value is not None and func not in _WITHOUT_VALUES and not _is_called_inside(sys._getframe(1)):
+        if value is not None and func not in _WITHOUT_VALUES and not is_called_inside(sys._getframe(1)):
             shape: Any = value
             if func.__name__ in _LIKE and args[0] is value:
                 like = torch.empty(tuple(shape.ds_shape), dtype=value.dtype, device="meta")
@@ -123,7 +123,8 @@ def _may_write(func: Any) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def _is_called_inside(frame: FrameType | None) -> bool:
+def is_called_inside(frame: FrameType | None) -> bool:
+    """Return whether code of this package, DeepSpeed or torch calls, and not the user's."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name not in _PASSES_ON:
