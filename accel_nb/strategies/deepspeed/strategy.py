@@ -48,12 +48,14 @@ from accel_nb.strategies.base import (
     NO_GRAPH,
     Bundle,
     Capabilities,
+    OnReplaced,
     Refusal,
     StepOutcome,
     Stepping,
     copy_state,
     multiply_tensors,
 )
+from accel_nb.strategies.deepspeed.former_memory import memory_of, moved_from, without_layouts
 from accel_nb.strategies.deepspeed.inner_optimizer import stepping_after
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling
@@ -90,6 +92,7 @@ class Deepspeed(Stepping):
         # By the optimizer's id, in the order of `wrap`, which is the same on every rank.
         self._zeros: dict[int, ZeroModel] = {}
         self._scaled: dict[int, Any] = {}
+        self._on_replaced: OnReplaced = lambda *_: None
         # Whether a backward pass has kept its graph for another one.
         self._has_retained = False
 
@@ -143,11 +146,18 @@ class Deepspeed(Stepping):
             if any(model is part for part in zero.models):
                 del self._zeros[key]
                 self._scaled.pop(key, None)
+                parameters = [value for part in zero.models for value in part.parameters()]
+                memory = {} if zero.divides_weights else memory_of(parameters)
                 zero.undo()
                 for part in zero.models:
                     self._adapt(part)
+                self._on_replaced({id(value): value for value in parameters}, memory)
         _restore_plain_class(model)
         return model
+
+    def report_replaced(self, call: OnReplaced) -> None:
+        """Call a function after each replacement of the memory of parameters, which remain the same objects."""
+        self._on_replaced = call
 
     def data_coords(self) -> tuple[int, int]:
         """Return rank and world size: each rank reads its own share of the data."""
@@ -395,9 +405,11 @@ class Deepspeed(Stepping):
         count = sum(value.numel() for key, value in trained.items() if key in owned)
         settings = settings_for(self.options, count, pins_memory=device_type(self._device).pins_memory)
         fillings = [self._fillings.pop(id(model)) for model in models if id(model) in self._fillings]
-        self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
+        memory = memory_of(value for model in models for value in model.parameters())
+        zero = self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
         for model in models:
             self._adapt(model)
+        self._on_replaced({}, without_layouts(memory) if zero.divides_weights else moved_from(memory))
 
     def _zeros_of(self, bundle: Bundle) -> Iterator[ZeroModel]:
         for optimizer in bundle.optimizers:
