@@ -27,7 +27,7 @@ from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import LOST_WRITE, multiply_tensors
 from accel_nb.strategies.deepspeed.flat_parts import find_flats, part_of
 from accel_nb.strategies.deepspeed.flat_state import FlatState
-from accel_nb.strategies.deepspeed.inner_optimizer import copy_optimizer, split_groups
+from accel_nb.strategies.deepspeed.inner_optimizer import copy_optimizer, share_attributes, split_groups
 from accel_nb.strategies.deepspeed.partitioned_parameter import Passes, mark_partitioned, unmark_partitioned
 from accel_nb.strategies.deepspeed.plain_modules import (
     HOOKS,
@@ -315,7 +315,9 @@ class ZeroModel:
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
+        share_attributes(self.optimizer, self.inner)
         self._zero.step()
+        share_attributes(self.inner, self.optimizer)
         self.states.warn_of_step()
         self.has_overflowed = bool(self._zero.overflow)
         if self.has_overflowed:

@@ -56,7 +56,7 @@ from accel_nb.strategies.base import (
     multiply_tensors,
 )
 from accel_nb.strategies.deepspeed.former_memory import memory_of, moved_from, without_layouts
-from accel_nb.strategies.deepspeed.inner_optimizer import stepping_after
+from accel_nb.strategies.deepspeed.inner_optimizer import stepping_instead
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling
 
@@ -296,11 +296,11 @@ class Deepspeed(Stepping):
         return "ran" if ran else "skipped"
 
     def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
-        """Call ``step``, with its hooks and its closure, and step this rank's shard where it would step parameters."""
+        """Call ``step``, with its hooks and its closure, and step this rank's shard in place of the parameters."""
         zero = self._zeros.get(id(optimizer))
         if zero is None:
             return step()
-        with stepping_after(optimizer, zero.step):
+        with stepping_instead(optimizer, zero.step):
             return step()
 
     def share_state(self) -> None:
