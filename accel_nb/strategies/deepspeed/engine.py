@@ -416,9 +416,8 @@ class ZeroModel:
     def reload_changed_weights(self) -> None:
         """Update what DeepSpeed steps and gathers if other code has changed the weights; every rank must call."""
         self.states.write_back()
-        if self._homes:
-            self._take_back_moved()
-        if self._steps_weights or self._version() == self._versions:
+        has_moved = self._take_back_moved()
+        if self._steps_weights or not (has_moved or self._version() != self._versions):
             return
         if self._stage == 3 and self._zero.persistent_parameters:
             for value in self._zero.persistent_parameters:
@@ -427,16 +426,20 @@ class ZeroModel:
         self._zero.refresh_fp32_params()
         self._versions = self._version()
 
-    def _take_back_moved(self) -> None:
-        """Copy weights that were given other memory back into the flat tensors; raise `MisuseError` if they differ."""
-        if [value.data_ptr() for value in self._parameters] == self._addresses:
-            return
+    def _take_back_moved(self) -> bool:
+        """Copy weights that were given other memory into the flat tensors, and return whether there are any.
+
+        Raises `MisuseError` if one has another dtype or shape.
+        """
+        if not self._homes or [value.data_ptr() for value in self._parameters] == self._addresses:
+            return False
         for value, home in zip(self._parameters, self._homes, strict=True):
             if value.data_ptr() != home.data_ptr():
                 if (value.dtype, value.shape, value.device) != (home.dtype, home.shape, home.device):
                     raise MisuseError(_OTHER_KIND.format(now=_kind_of(value), before=_kind_of(home)))
                 home.copy_(value.data)
                 value.data = home
+        return True
 
     def copy_of(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
         """Return a copy of one of these models, without anything of DeepSpeed's, that has the same parameters.

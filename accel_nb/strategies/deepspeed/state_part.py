@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,8 +42,8 @@ class StatePart(Tensor):
                 found[id(value)] = value, whole, whole._version
             return found[id(value)][1]
 
-        args, kwargs = tree_map_only(StatePart, gather, (args, kwargs))
-        result = func(*args, **kwargs)
+        whole_args, whole_kwargs = cast(Any, tree_map_only(StatePart, gather, (args, kwargs)))
+        result = func(*whole_args, **whole_kwargs)
         for value, whole, version in found.values():
             if whole._version != version:
                 sharded.copy_into(value, whole)
