@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.sharded import FlatPart
+from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.strategies.deepspeed.partitioned_parameter import is_called_inside
 from accel_nb.strategies.deepspeed.whole_states import WholeStates
 
@@ -36,13 +36,15 @@ class StatePart(Tensor):
                 return func(*args, **kwargs)
         found: dict[int, tuple[StatePart, Tensor, int]] = {}
 
-        def gather(value: StatePart) -> Tensor:
+        def gather(value: Any) -> Any:
+            if not isinstance(value, StatePart):
+                return value
             if id(value) not in found:
                 whole = sharded.full_tensor(value)
                 found[id(value)] = value, whole, whole._version
             return found[id(value)][1]
 
-        whole_args, whole_kwargs = cast(Any, tree_map_only(StatePart, gather, (args, kwargs)))
+        whole_args, whole_kwargs = map_state(gather, (args, kwargs))
         result = func(*whole_args, **whole_kwargs)
         for value, whole, version in found.values():
             if whole._version != version:
