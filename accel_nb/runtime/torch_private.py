@@ -203,6 +203,7 @@ PRIVATE_USES = (
         (
             "strategies/deepspeed/engine.py",
             "strategies/deepspeed/flat_state.py",
+            "strategies/deepspeed/state_shard.py",
             "strategies/deepspeed/whole_states.py",
             "strategies/deepspeed/plain_modules.py",
         ),
@@ -213,6 +214,7 @@ PRIVATE_USES = (
             "Module._parameters",
             "Tensor._post_accumulate_grad_hooks",
             "Tensor._version",
+            "torch._C.DisableTorchFunctionSubclass",
         ),
     ),
     PrivateUse(
@@ -229,7 +231,6 @@ PRIVATE_USES = (
         (
             "accelerator/training/optimizer_proxy.py",
             "pool/sync/objects/user_attributes.py",
-            "strategies/deepspeed/strategy.py",
         ),
         (
             "Optimizer._opt_called",
@@ -282,7 +283,11 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "hooks",
-        ("accelerator/plain_cells/detection/model_hooks.py", "pool/sync/objects/user_hooks.py"),
+        (
+            "accelerator/plain_cells/detection/model_hooks.py",
+            "pool/sync/objects/user_hooks.py",
+            "strategies/deepspeed/inner_optimizer.py",
+        ),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",

@@ -216,7 +216,7 @@ class Strategy(Protocol):
         ...
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is the copy of a parameter that a pass computes with: writes to it are lost."""
+        """Return whether a tensor is a copy of what is stepped: the strategy finds writes to it by their count only."""
         ...
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
@@ -245,8 +245,11 @@ class Strategy(Protocol):
         """Step the optimizer, or skip the step because gradients overflowed."""
         ...
 
-    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
-        """Call ``step``, the optimizer's own method, and return its result; called inside of `step` or in its place."""
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
+        """Call ``step``, the optimizer's own method, and return its result; called inside of `step` or in its place.
+
+        If it ``has_closure``, ``step`` computes the gradients first, by forward and backward passes.
+        """
         ...
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
@@ -424,7 +427,7 @@ class Stepping:
         """Step the optimizer unless its gradients overflowed."""
         return "ran" if self.precision.step(optimizer) else "skipped"
 
-    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
         """Call ``step``."""
         return step()
 

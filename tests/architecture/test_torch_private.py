@@ -31,7 +31,8 @@ OTHERS = {
     "_data", "_scale",
     # DeepSpeed.
     "_WORLD_GROUP", "_backward_hook_state", "_convert_to_deepspeed_param", "_get_norm_groups",
-    "_offload_accumulated_param_ids", "_original_parameters", "_release_process_group_references", "_zero_padding",
+    "_offload_accumulated_param_ids", "_original_parameters", "_release_process_group_references",
+    "_update_model_bit16_weights", "_zero_padding",
 }  # fmt: skip
 """Private names of other libraries."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 from collections.abc import Callable
@@ -378,3 +379,53 @@ def failing_after(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_an_engine_that_fails_half_way_leaves_everything_as_it_was(stage: int) -> None:
     for facts in run_ranks(fails_in_the_engine, 2, stage):
         assert all(facts), facts
+
+
+def accumulates(world: World) -> list[tuple[Tensor, Tensor]]:
+    """Steps without `zero_grad`, gradients from before the preparation, and weights that are given other memory."""
+    found = []
+    for options in WAYS:
+        model, optimizer = language("sgd")
+        model.scale.tag = "own"  # type: ignore[attr-defined]
+        for value in model.parameters():
+            value.grad = torch.full_like(value, 0.01) if value.requires_grad else None
+        accelerator = build(world, **options)
+        accelerator.prepare(model, optimizer)
+        optimizer.step()
+        for number in range(3):
+            x, y = tokens(number)
+            accelerator.backward(loss_of(model, x[world.rank :: world.size], y[world.rank :: world.size]))
+            optimizer.step()
+        with sharded.collective_reads(accelerator.components.comm):
+            steps = copy.deepcopy(optimizer.state_dict()["state"])
+        if options["zero_stage"] < 3:
+            model.embed.weight.data = model.embed.weight.data * 2
+        model.scale.later = "own"  # type: ignore[attr-defined]
+        optimizer.step()
+        accelerator.close()
+        assert vars(model.scale) == {"tag": "own", "later": "own"}
+        found.append((flat(model), torch.cat([values["momentum_buffer"].flatten() for values in steps.values()])))
+    return found
+
+
+def accumulated_by_hand(*, doubles: bool) -> tuple[Tensor, Tensor]:
+    model, optimizer = language("sgd")
+    for value in model.parameters():
+        value.grad = torch.full_like(value, 0.01) if value.requires_grad else None
+    optimizer.step()
+    for number in range(3):
+        loss_of(model, *tokens(number)).backward()
+        optimizer.step()
+    buffers = [values["momentum_buffer"].flatten().clone() for values in optimizer.state_dict()["state"].values()]
+    if doubles:
+        model.embed.weight.data *= 2
+    optimizer.step()
+    return flat(model), torch.cat(buffers)
+
+
+def test_steps_leave_gradients_to_which_later_passes_add() -> None:
+    for found in run_ranks(accumulates, 2):
+        for options, (weights, buffers) in zip(WAYS, found, strict=True):
+            expected, momentum = accumulated_by_hand(doubles=options["zero_stage"] < 3)
+            torch.testing.assert_close(buffers, momentum, rtol=0, atol=2e-5, msg=lambda t, o=options: f"{o}: {t}")
+            torch.testing.assert_close(weights, expected, rtol=0, atol=2e-5, msg=lambda t, o=options: f"{o}: {t}")

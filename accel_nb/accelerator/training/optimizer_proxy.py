@@ -33,8 +33,8 @@ class StepHandler(Protocol):
         """Step the optimizer of a proxy where the accumulation window closes."""
         ...
 
-    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
-        """Call ``step``, the own method of an optimizer."""
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
+        """Call ``step``, the own method of an optimizer; ``has_closure``: with a closure that computes gradients."""
         ...
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
@@ -97,11 +97,15 @@ class OptimizerProxy:
 
     def run(self, step: Callable[[Optimizer], Any], closure: Callable[[], Any] | None = None) -> Any:
         """Call ``step``, inside of which the optimizer's ``step`` method runs the original one."""
+        names = vars(self.optimizer)
+        replaced = names["step"]  # code that counts steps may have replaced the method, and has been called by now
         self._is_stepping, self._closure = True, closure
+        names["step"] = self._installed
         try:
             return step(self.optimizer)
         finally:
             self._is_stepping, self._closure = False, None
+            names["step"] = replaced
 
     def step_directly(self) -> bool:
         """Call the optimizer's original step; return True, since it ran."""
@@ -148,6 +152,7 @@ class OptimizerProxy:
 
         vars(step)["_wrapped_by_lr_sched"] = True  # else a scheduler that is made later patches step again
         self._install("step", step)
+        self._installed = vars(self.optimizer)["step"]
 
     def _run_step(self) -> Any:
         """Call the optimizer's own step with the cell's arguments; return its result."""
@@ -156,9 +161,8 @@ class OptimizerProxy:
             own, self_closure = _closure_in(args, kwargs), self._closure
             args = tuple(self_closure if item is own else item for item in args)
             kwargs = {name: self_closure if item is own else item for name, item in kwargs.items()}
-            self.result = self._step(*args, **kwargs)
-        else:
-            self.result = self._stepping.run_step(self.optimizer, functools.partial(self._step, *args, **kwargs))
+        own_step = functools.partial(self._step, *args, **kwargs)
+        self.result = self._stepping.run_step(self.optimizer, own_step, has_closure=self._closure is not None)
         return self.result
 
     def _install(self, name: str, method: Callable[..., Any]) -> None:

@@ -204,6 +204,9 @@ class Stepper:
             loss = loss * factor
         self._closure_loss.add(loss)
         window.record_backward()
+        if self.strategy.capabilities.hides_gradients:  # what was completed before does not include this pass
+            for proxy in self.optimizer_proxies.values():
+                proxy.finished_window = -1
         self.is_inside_backward = True
         try:
             self.strategy.backward(loss, self.bundle, **options)
@@ -253,7 +256,7 @@ class Stepper:
         if self.computes_alone():
             return proxy.step_alone()
         proxy.num_step_calls += 1
-        if self.is_inside_backward and self.window.is_divided:
+        if self.is_inside_backward:
             self._refuse_step_in_backward()
         if closure is not None:
             return self._step_with_closure(proxy, closure)
@@ -287,9 +290,9 @@ class Stepper:
             self.meter.restart_clock()
         return proxy.result
 
-    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
         """Call ``step``, the own method of an optimizer, as the strategy does."""
-        return self.strategy.run_step(optimizer, step)
+        return self.strategy.run_step(optimizer, step, has_closure=has_closure)
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
         """Return whether an optimizer may clear its gradients: not while they belong to an open window."""
@@ -529,9 +532,12 @@ class Stepper:
     def _refuse_step_in_backward(self) -> None:
         """Raise `MisuseError` for a step inside of a backward pass, which would use the gradients of one share.
 
-        A sharded model is excepted: its gradients are averaged before hooks on them run.
+        A sharded model is excepted: its gradients are averaged before hooks on them run. Gradients that a strategy
+        holds elsewhere are complete only after the pass.
         """
-        if self.world.size > 1 and not self.strategy.capabilities.shards_params:
+        if self.strategy.capabilities.hides_gradients:
+            raise MisuseError(_STEP_IN_BACKWARD)
+        if self.window.is_divided and self.world.size > 1 and not self.strategy.capabilities.shards_params:
             raise MisuseError(_STEP_IN_BACKWARD)
 
     def _refuse_unaveraged(self, proxy: OptimizerProxy) -> None:

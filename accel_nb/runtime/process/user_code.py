@@ -26,6 +26,11 @@ def is_user_module(module: str | None) -> bool:
     return file is not None and not is_of_library(file)
 
 
+def is_of_other_library(module: str | None) -> bool:
+    """Return whether a module is neither the user's nor this package's."""
+    return module is not None and module.partition(".")[0] != _OWN and not is_user_module(module)
+
+
 def modules_imported_after(module: str) -> list[str]:
     """Return the names of the modules that were imported after another one, newest first.
 

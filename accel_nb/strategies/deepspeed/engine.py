@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -23,10 +24,10 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
-from accel_nb.strategies.base import LOST_WRITE
+from accel_nb.strategies.base import LOST_WRITE, multiply_tensors
 from accel_nb.strategies.deepspeed.flat_shards import find_flats, shard_of
 from accel_nb.strategies.deepspeed.flat_state import FlatState
-from accel_nb.strategies.deepspeed.inner_optimizer import copy_optimizer, split_groups
+from accel_nb.strategies.deepspeed.inner_optimizer import copy_optimizer, share_attributes, split_groups
 from accel_nb.strategies.deepspeed.partitioned_parameter import Passes, mark_partitioned, unmark_partitioned
 from accel_nb.strategies.deepspeed.plain_modules import (
     HOOKS,
@@ -34,6 +35,8 @@ from accel_nb.strategies.deepspeed.plain_modules import (
     drop_hooks,
     hide_attributes,
     remove_attributes,
+    remove_hidden,
+    visible_attributes,
 )
 from accel_nb.strategies.deepspeed.whole_gradients import WholeGradients
 from accel_nb.strategies.deepspeed.whole_states import WholeStates
@@ -59,12 +62,17 @@ class ZeroModel:
         self.optimizer = optimizer
         self.settings = settings
         self.has_gradients = False
+        # DeepSpeed has skipped the last step.
+        self.has_overflowed = False
         self.passes = Passes()
         self.states = WholeStates()
-        self._is_stepped = False
-        # A step has used up gradients, which code has not dropped since; a pass has added others to them.
-        self._has_used = self._adds_to_used = False
-        # How many gradients the passes since the last step have computed on this rank.
+        # Whether the gradients are complete, and where `gradients` finds them.
+        self._is_finished = False
+        # This rank's shards of complete gradients to which later passes add; DeepSpeed's own are those of the passes.
+        self._earlier: list[Tensor] = []
+        # Whether DeepSpeed has sums of gradients, of passes since `_earlier`.
+        self._has_sums = False
+        # How many gradients passes and code have left on this rank since they were dropped.
         self._num_reached = 0
         self._has_warned = False
         # Bytes of gradients when the last window closed.
@@ -75,10 +83,12 @@ class ZeroModel:
         self._parameters: list[Any] = list(
             {id(value): value for model in models for value in model.parameters()}.values()
         )
+        self._ids = {id(value) for value in self._parameters}
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if self._stage < 3:  # only what is stepped is changed: another optimizer may step the rest of a model
             stepped = set(map(id, stepped_parameters(optimizer)))
             self._parameters = [value for value in self._parameters if id(value) in stepped]
+            self._ids &= stepped
             whole = nn.ParameterList(self._parameters)
         self._modules = list(whole.modules())
         self._known_names = {id(item): set(vars(item)) for item in (*self._modules, *self._parameters)}
@@ -107,6 +117,9 @@ class ZeroModel:
             optimizer.state.clear()
             optimizer.state.update(state)
             raise
+        for value, _, gradient, _ in before:
+            if gradient is not None and self.steps(value):
+                self.write_gradient(value, gradient.detach())
 
     def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
         """Make an engine that divides the parameters."""
@@ -125,16 +138,24 @@ class ZeroModel:
             norm = torch.zeros((), device=self._comm.world.device)
             self._zero._get_norm_groups = lambda: [norm]
         self._flats = list(find_flats(self._zero, self._stage, self._comm.world))
+        if self._steps_weights:
+            for (flat, _), shards in zip(self._flats, self._zero.parallel_partitioned_bit16_groups, strict=True):
+                flat.data = shards[self._comm.world.rank].data
+        if self._stage < 3:
+            self._zero._update_model_bit16_weights = lambda index: None  # each step: `reload_changed_weights` does it
         self._shards = {id(place.parameter): place.shard for _, places in self._flats for place in places}
         self._whole_gradients = WholeGradients(self._shards, self._comm)
-        hide_attributes(self._modules, self._known_names)
         for value in self._parameters:
-            value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
+            value.__getstate__ = partial(visible_attributes, value)  # type: ignore[method-assign]  # when it is pickled
             if self._stage == 3:
                 sharded.register_flat_shard(value, shard_of(value, self._comm.world, value.ds_tensor))
         if self._stage == 3:
             mark_partitioned(self._parameters, self.passes)
-        self._state = FlatState(self.optimizer, self._zero.optimizer, self._flats)
+        hide_attributes((*self._modules, *self._parameters), self._known_names)
+        self._state = FlatState(self.optimizer, self._zero.optimizer, self._flats, self.states)
+        # Where the weights are in the flat tensors, and their addresses there.
+        self._homes = [value.data for value in self._parameters] if self._stage < 3 else []
+        self._addresses = [home.data_ptr() for home in self._homes]
         self._versions = self._version()
 
     @property
@@ -148,22 +169,30 @@ class ZeroModel:
         return self._zero.optimizer
 
     @property
+    def _steps_weights(self) -> bool:
+        """Whether this rank steps its shard of the model's weights themselves, and not of a copy."""
+        return self._stage < 3 and not self._offloads
+
+    @property
     def master_bytes(self) -> int:
         """Bytes of the copies of weights that this rank steps; 0 where it steps those of the model."""
+        if self._steps_weights:
+            return 0
         shown = {value.ds_tensor.untyped_storage().data_ptr() for value in self._parameters} if self._stage == 3 else ()
         return sum(flat.nbytes for flat, _ in self._flats if flat.untyped_storage().data_ptr() not in shown)
 
     def begin_backward(self) -> None:
         """Prepare a backward pass, whose gradients are added to existing ones."""
-        if self.has_gradients:
+        if self._is_finished:
             self._whole_gradients.refuse_partly_dropped()
-        self._whole_gradients.store(self._gradient_shards())
+            self._whole_gradients.store(self._gradient_shards())
+            self._earlier = [value.clone() for _, value in self._gradient_shards()]
+            self._clear_sums()
         self._whole_gradients.clear()
-        self._is_stepped = False
         self._engine.set_gradient_accumulation_boundary(False)
         self._zero.clear_backward_seen_flag()
         if self._stage == 3:
-            self._zero.micro_step_id = 1  # add: `_zero_sums` has set all to zero
+            self._zero.micro_step_id = 1  # add: `_clear_sums` has set all to zero
         self._zero.backward_prologue()
         self._zero.enter_backward()
 
@@ -180,8 +209,7 @@ class ZeroModel:
         if not is_reached:
             self._zero.exit_backward()
             return
-        self.has_gradients = True
-        self._adds_to_used = self._has_used
+        self.has_gradients = self._has_sums = True
         self._num_reached += self._zero._backward_hook_state.hooks_fired_this_backward
         if self._stage < 3:
             self._zero.setup_buckets()  # DeepSpeed does it when it receives a gradient, which not every rank may have
@@ -190,8 +218,15 @@ class ZeroModel:
         self._zero.backward_epilogue()
         self._zero.exit_backward()
 
-    def finish_gradients(self) -> None:
-        """Average what is not averaged yet, and prepare this rank's shard for `gradients`; every rank calls."""
+    def finish_gradients(self, factor: float | Tensor = 1.0) -> None:
+        """Complete the gradients of the passes, times ``factor``, and prepare them for `gradients`; every rank calls.
+
+        Does nothing if they are complete, or if there are none.
+        """
+        if self._is_finished or not self.has_gradients:
+            return
+        if not self._has_sums:
+            self._run_empty_pass()
         held = [value.nbytes for value in self._parameters if value.requires_grad]
         self.gradient_bytes = sum(held) if self._stage == 1 else sum(flat.nbytes for flat, _ in self._flats)
         if self._stage == 1:
@@ -200,32 +235,42 @@ class ZeroModel:
             self._engine.set_gradient_accumulation_boundary(False)
         else:
             self._zero.finalize_gradient_accumulation_boundary()
+        self._is_finished = True
+        if isinstance(factor, Tensor) or factor != 1.0:
+            multiply_tensors((value for _, value in self._gradient_shards()), factor)
+        earlier, self._earlier = self._earlier, []
+        if earlier:
+            for (_, value), added in zip(self._gradient_shards(), earlier, strict=True):
+                value.add_(added)
+
+    def _run_empty_pass(self) -> None:
+        """Make DeepSpeed hold gradients of zeros; every rank must call."""
+        self.begin_backward()
+        self.end_backward(is_reached=True)
 
     def steps(self, parameter: nn.Parameter) -> bool:
         """Return whether the optimizer steps a parameter."""
         return id(parameter) in self._shards
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect.
-
-        Every rank must call. Raises `MisuseError` after the step, which leaves no gradients.
-        """
-        if self._is_stepped:
-            raise MisuseError(_AFTER_STEP)
+        """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect. All call."""
         if not self.has_gradients:
             return None
         return self._whole_gradients.read(parameter, self._gradient_shards(), self._flats[0][0])
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
-        """Replace the whole gradient of a parameter; None drops it. Raises `MisuseError` if there are no gradients."""
+        """Replace the whole gradient of a parameter; None drops it. Every rank must call."""
         self._whole_gradients.forget(parameter)
         if value is None:
             if self._whole_gradients.drop(parameter):
                 self.drop_gradients()
-        elif not self.has_gradients:
-            raise MisuseError(_NO_BACKWARD)
-        else:
-            self._whole_gradients.replace(parameter, value)
+            return
+        if not self.has_gradients:
+            self._run_empty_pass()
+            self.finish_gradients()
+            self._whole_gradients.drop_all()
+        if self._whole_gradients.replace(parameter, value):
+            self._num_reached += 1
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield this rank's shard of each gradient, flat, after `finish`; changes in place have effect."""
@@ -233,7 +278,7 @@ class ZeroModel:
         yield from self._gradient_shards()
 
     def _gradient_shards(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        if not self.has_gradients:
+        if not self._is_finished:
             return
         for number, (flat, places) in enumerate(self._flats):
             if self._offloads:
@@ -247,8 +292,9 @@ class ZeroModel:
                 here = self._zero.params_in_partition[number]
                 yield from zip(here, shards, strict=False)
 
-    def step(self) -> bool:
-        """Step this rank's shard, and gather the result; return False if DeepSpeed skipped the step."""
+    def step(self) -> None:
+        """Step this rank's shard, and gather the result."""
+        self.has_overflowed = False
         if len(self.optimizer.param_groups) != self._num_groups:
             raise MisuseError(
                 f"the {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} groups, and had "
@@ -257,46 +303,59 @@ class ZeroModel:
             )
         self._apply_loaded()
         if not self.has_gradients:
-            return True
-        if self._adds_to_used and sharded.reads_together():
-            raise MisuseError(_NOT_DROPPED)
+            return
         num_trained = sum(value.requires_grad for value in self._parameters)
         if self._num_reached < num_trained and not self._has_warned and sharded.reads_together():
             self._has_warned = True
             warn_at_user_line(_UNUSED.format(number=num_trained - self._num_reached, all=num_trained))
-        self._num_reached = 0
+        self.finish_gradients()
         self._whole_gradients.refuse_partly_dropped()
         self._whole_gradients.store(self._gradient_shards())
+        averaged = dict(self._zero.averaged_gradients)
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
+        share_attributes(self.optimizer, self.inner)
         self._zero.step()
+        share_attributes(self.inner, self.optimizer)
         self.states.warn_of_step()
-        self._zero_sums()
-        self._is_stepped = self._has_used = True
+        self.has_overflowed = bool(self._zero.overflow)
+        if self.has_overflowed:
+            self.drop_gradients()
+            return
+        self._zero.averaged_gradients.update(averaged)  # a step leaves gradients, to which a pass may add
         self._state.show_after_step()
         self._versions = self._version()
-        return not self._zero.overflow
 
     def drop_gradients(self) -> None:
         """Drop gradients."""
-        self._is_stepped = self._has_used = self._adds_to_used = False
         self._num_reached = 0
         self._whole_gradients.clear()
+        self._earlier.clear()
         if self.has_gradients:
-            self._zero.zero_grad(set_to_none=True)
-            for number in range(len(self._flats)):
-                self._zero.averaged_gradients[number] = None
-                if self._stage < 3:
-                    self._zero.all_grad_tensors[number] = None
+            self.has_gradients = False
+            self._clear_sums()
+
+    def _clear_sums(self) -> None:
+        """Drop what DeepSpeed holds of gradients, to which it would add."""
+        self._is_finished = self._has_sums = False
+        self._zero.zero_grad(set_to_none=True)
+        for number in range(len(self._flats)):
+            self._zero.averaged_gradients[number] = None
             if self._stage < 3:
-                self._zero.micro_step_id = -1
-                for value in self._parameters:
-                    value.grad_accum = None  # type: ignore[attr-defined]
-                if self._offloads:
-                    self._zero.reset_cpu_buffers()
-                    self._zero._offload_accumulated_param_ids = set()
-            self._zero_sums()
+                self._zero.all_grad_tensors[number] = None
+        if self._stage < 3:
+            self._zero.micro_step_id = -1
+            for value in self._parameters:
+                value.grad_accum = None
+            if self._offloads:
+                self._zero.reset_cpu_buffers()
+                self._zero._offload_accumulated_param_ids = set()
+        else:
+            self._zero.grad_partitions_flat_buffer.zero_()
+        if self._offloads:
+            for flat, _ in self._flats:
+                flat.grad.zero_()
 
     def load_optimizer(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
         """Load the optimizer's state from ``states``; ``whole`` reads one of its tensors. Every rank must call."""
@@ -319,7 +378,7 @@ class ZeroModel:
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
             value.grad = None
-        remove_attributes((*self._modules, *self._parameters), self._known_names)
+        remove_hidden((*self._modules, *self._parameters))
         for parameter, values in states.items():
             if values:
                 self.optimizer.state[parameter] = values
@@ -340,9 +399,9 @@ class ZeroModel:
                 sharded.local_shard(value).copy_(sharded.own_shard(value, value.data))
                 value.data = data
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is one of the parameters."""
-        return any(value is tensor for value in self._parameters)
+    def must_count_writes(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a parameter, and writes to it are found by its version only, if at all."""
+        return id(tensor) in self._ids and (self._offloads if self._stage < 3 else self.passes.number > 0)
 
     @contextmanager
     def without_writes(self) -> Iterator[None]:
@@ -355,9 +414,10 @@ class ZeroModel:
                 raise MisuseError(LOST_WRITE.format(name=next(named, "a parameter")))
 
     def reload_changed_weights(self) -> None:
-        """Update DeepSpeed's copies of the weights if other code has changed the weights; every rank must call."""
+        """Update what DeepSpeed steps and gathers if other code has changed the weights; every rank must call."""
         self.states.write_back()
-        if self._version() == self._versions:
+        has_moved = self._take_back_moved()
+        if self._steps_weights or not (has_moved or self._version() != self._versions):
             return
         if self._stage == 3 and self._zero.persistent_parameters:
             for value in self._zero.persistent_parameters:
@@ -365,6 +425,21 @@ class ZeroModel:
             self._zero.persistent_parameters[0].all_gather(self._zero.persistent_parameters)
         self._zero.refresh_fp32_params()
         self._versions = self._version()
+
+    def _take_back_moved(self) -> bool:
+        """Copy weights that were given other memory into the flat tensors, and return whether there are any.
+
+        Raises `MisuseError` if one has another dtype or shape.
+        """
+        if not self._homes or [value.data_ptr() for value in self._parameters] == self._addresses:
+            return False
+        for value, home in zip(self._parameters, self._homes, strict=True):
+            if value.data_ptr() != home.data_ptr():
+                if (value.dtype, value.shape, value.device) != (home.dtype, home.shape, home.device):
+                    raise MisuseError(_OTHER_KIND.format(now=_kind_of(value), before=_kind_of(home)))
+                home.copy_(value.data)
+                value.data = home
+        return True
 
     def copy_of(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
         """Return a copy of one of these models, without anything of DeepSpeed's, that has the same parameters.
@@ -398,39 +473,20 @@ class ZeroModel:
         self.reload_changed_weights()
         self._state.load_changes()
 
-    def _zero_sums(self) -> None:
-        """Set sums of gradients to zero that DeepSpeed would add to."""
-        self.has_gradients = False
-        self._whole_gradients.clear()
-        if self._stage == 3:
-            self._zero.grad_partitions_flat_buffer.zero_()
-        if self._offloads:
-            for flat, _ in self._flats:
-                flat.grad.zero_()
-
     def _version(self) -> tuple[int, ...]:
         """Return version counters, which change when code other than DeepSpeed writes into the weights."""
         held = [value.ds_tensor for value in self._parameters] if self._stage == 3 else self._parameters
         return tuple([value._version for value in held])
 
 
-_AFTER_STEP = (
-    "parameter.grad is read after the step, for which DeepSpeed uses up the gradients: read it between backward() and "
-    "optimizer.step(), or train with --strategy ddp"
-)
-_NOT_DROPPED = (
-    "backward() adds to gradients that a step has used, since optimizer.zero_grad() was not called in between: on one "
-    "device they remain, and DeepSpeed uses them up. Call optimizer.zero_grad() after each step, or train with "
-    "--strategy ddp"
+_OTHER_KIND = (
+    "a parameter is now {now}, and was {before} when it was prepared: DeepSpeed steps it in the memory that it had. "
+    "Change the model in a cell before it is trained, or train with --strategy ddp"
 )
 _UNUSED = (
     "{number} of {all} parameters have no gradient at this step: on one device the optimizer leaves them out, and "
     "DeepSpeed steps them with zeros, so their momentum and weight decay continue. If that matters, train with "
     "--strategy ddp or fsdp"
-)
-_NO_BACKWARD = (
-    "parameter.grad is assigned without a backward pass, and DeepSpeed steps only gradients that a backward pass has "
-    "left: train with --strategy ddp"
 )
 
 
@@ -444,3 +500,7 @@ def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
     finally:
         for value in parameters:
             del value.ds_optim_param
+
+
+def _kind_of(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"

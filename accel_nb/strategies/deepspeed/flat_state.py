@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -14,6 +15,8 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.strategies.deepspeed.flat_shards import FlatSlot
+from accel_nb.strategies.deepspeed.state_shard import make_state_shard
+from accel_nb.strategies.deepspeed.whole_states import WholeStates
 
 _SINGLE = ("step", "eta", "mu", "mu_product")
 """Entries of which a parameter has one, where its only element does not show that."""
@@ -22,21 +25,24 @@ _SINGLE = ("step", "eta", "mu", "mu_product")
 class FlatState:
     """Sets this rank's shards of the state of the ``inner`` optimizer in the user's, and loads what code sets there.
 
-    ``flats`` are the flat tensors that the inner optimizer steps, with the parameters in them.
+    ``flats`` are the flat tensors that the inner optimizer steps, with the parameters in them. Whole tensors of state
+    dicts are recorded in ``states``.
     """
 
-    def __init__(self, optimizer: Optimizer, inner: Any, flats: Sequence[tuple[Any, list[FlatSlot]]]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, inner: Any, flats: Sequence[tuple[Any, list[FlatSlot]]], states: WholeStates
+    ) -> None:
         self._optimizer = optimizer
         self._inner = inner
         self._flats = flats
-        # What was set in the user's optimizer, with the version of what a write has no effect on.
-        self._shown: dict[nn.Parameter, dict[str, tuple[Any, int | None]]] = {}
+        self._states = states
+        # All entries of the user's optimizer when the state was shown there.
+        self._shown: list[Any] = []
+        # The entries that a flat tensor has once, such as a step count: where they are, and the tensor whose elements
+        # are those that the parameters have, with its version; a write to one of these has no effect by itself.
+        self._singles: list[tuple[dict[str, Any], str, Tensor, int]] = []
         self._load(optimizer.state)
-        # Entries that a flat shard has once, such as a step count, are copied whenever the state is read.
-        self._on_read = [
-            optimizer.register_state_dict_pre_hook(lambda _: self._update_shown()),
-            optimizer.register_state_dict_post_hook(_gather_state),
-        ]
+        self._on_read = optimizer.register_state_dict_post_hook(self._gather_state)
 
     def load(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
         """Replace the state by ``states``; ``whole`` reads one of its tensors. Every rank must call."""
@@ -51,38 +57,40 @@ class FlatState:
             self._inner.state.clear()
             self._load(states)
 
-    def _update_shown(self) -> None:
-        if not self._has_changed():  # else the state is what code has set, until the next step
-            self._show_singles()
-
     def _has_changed(self) -> bool:
-        for _, places in self._flats:
-            for place in places:
-                entries, shown = self._optimizer.state.get(place.parameter, {}), self._shown.get(place.parameter, {})
-                if entries.keys() != shown.keys():
-                    return True
-                for name, (value, version) in shown.items():
-                    if entries[name] is not value or (version is not None and value._version != version):
-                        return True
-        return False
+        if any(shown._version != version for _, _, shown, version in self._singles):
+            return True
+        found = self._entries()
+        return len(found) != len(self._shown) or any(map(operator.is_not, found, self._shown))
+
+    def _entries(self) -> list[Any]:
+        """Return the parameters, names and values of the user's optimizer's state; the order is that of its dicts."""
+        found: list[Any] = []
+        for parameter, entries in self._optimizer.state.items():
+            found.append(parameter)
+            found += entries
+            found += entries.values()
+        return found
 
     def show_after_step(self) -> None:
-        """Set the shards in the user's optimizer after a step, if it is the first one."""
+        """Set this rank's state in the user's optimizer after a step: all of it if it is the first one."""
         if not self._is_shown:
-            self._show_shards()
+            self._show()
+            return
+        self._singles = [
+            (entries, name, shown.fill_(entries[name]), shown._version) for entries, name, shown, _ in self._singles
+        ]
 
     def release(self) -> None:
         """Update the user's optimizer for the last time."""
         self.load_changes()
-        self._show_singles()
-        for hook in self._on_read:
-            hook.remove()
+        self._on_read.remove()
 
     def gather(self, comm: Communicator) -> dict[nn.Parameter, dict[str, Any]]:
         """Return the whole state of each parameter; every rank must call."""
         return {
             place.parameter: {
-                name: sharded.gather_full(value, comm) if sharded.is_sharded(value) else value
+                name: sharded.gather_full(value, comm) if sharded.is_sharded(value) else _copy_single(value)
                 for name, value in self._optimizer.state.get(place.parameter, {}).items()
             }
             for _, places in self._flats
@@ -118,37 +126,39 @@ class FlatState:
                         sharded.local_shard(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
                     )
                     place.narrow(buffer).copy_(own)
-        self._show_shards()
+        self._show()
 
-    def _show_shards(self) -> None:
+    def _show(self) -> None:
         """Set this rank's shards of the state in the user's optimizer."""
         self._is_shown = any(self._inner.state.values())
-        self._shown.clear()
+        self._singles.clear()
         for flat, places in self._flats:
-            for name, value in self._inner.state.get(flat, {}).items():
-                for place in places:
-                    is_single = _is_single(value, flat)
-                    self._show(
-                        place.parameter,
-                        name,
-                        _copy_single(value)
-                        if is_single
-                        else sharded.register_flat_shard(place.narrow(value), place.shard),
-                        is_single=is_single,
-                    )
+            entries = self._inner.state.get(flat, {})
+            for name, value in entries.items():
+                if not _is_single(value, flat):
+                    shown = [make_state_shard(place.narrow(value), place.shard, self._states) for place in places]
+                elif isinstance(value, Tensor):
+                    one_each = value.detach().expand(len(places), *value.shape).clone()
+                    shown = list(one_each)
+                    self._singles.append((entries, name, one_each, one_each._version))
+                else:
+                    shown = [value] * len(places)
+                for place, shard in zip(places, shown, strict=True):
+                    self._optimizer.state[place.parameter][name] = shard
+        self._shown = self._entries()
 
-    def _show_singles(self) -> None:
-        for flat, places in self._flats:
-            for name, value in self._inner.state.get(flat, {}).items():
-                if _is_single(value, flat):
-                    for place in places:
-                        self._show(place.parameter, name, _copy_single(value), is_single=True)
+    def _gather_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+        """Replace shards of tensors by whole ones where all ranks gather, as in a plain cell, which may save them."""
+        if not sharded.can_read_full():
+            return None
+        return cast(dict[str, Any], map_state(self._read_whole, state_dict))
 
-    def _show(self, parameter: nn.Parameter, name: str, value: Any, *, is_single: bool) -> None:
-        """Set an entry; only of a copy a write has no effect by itself, so its version is recorded."""
-        self._optimizer.state[parameter][name] = value
-        version = value._version if is_single and isinstance(value, Tensor) else None
-        self._shown.setdefault(parameter, {})[name] = value, version
+    def _read_whole(self, leaf: Any) -> Any:
+        if not sharded.is_sharded(leaf):
+            return leaf
+        whole = sharded.full_tensor(leaf)
+        self._states.add(leaf, whole)
+        return whole
 
 
 def _has_elements(name: str, places: list[FlatSlot], states: Mapping[Any, Mapping[str, Any]]) -> bool:
@@ -162,14 +172,6 @@ def _has_elements(name: str, places: list[FlatSlot], states: Mapping[Any, Mappin
 
 def _copy_single(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _gather_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
-    """Replace shards of tensors by whole ones where all ranks gather, as in a plain cell, whose code may save them."""
-    if not sharded.can_read_full():
-        return None
-    whole = map_state(lambda leaf: sharded.full_tensor(leaf) if sharded.is_sharded(leaf) else leaf, state_dict)
-    return cast(dict[str, Any], whole)
 
 
 def _is_single(value: Any, flat: Tensor) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-_OF_INSTANCE = ("step", "zero_grad")
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_NOT_SHARED = {"step", "zero_grad", "state", "param_groups", *_HOOKS}
 
 
 def split_groups(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn.Parameter]]]:
@@ -29,9 +33,50 @@ def split_groups(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn
 
 
 def copy_optimizer(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter]]]) -> Optimizer:
-    """Return a copy of an optimizer for the chosen parameters, by the number of their group, without state."""
+    """Return a copy of an optimizer for the chosen parameters, by the number of their group, without state.
+
+    Its step calls no hooks: they are called for the user's optimizer, by `stepping_instead`.
+    """
     copied = object.__new__(type(optimizer))
-    vars(copied).update({name: value for name, value in vars(optimizer).items() if name not in _OF_INSTANCE})
+    share_attributes(optimizer, copied)
+    vars(copied).update({name: OrderedDict() for name in _HOOKS})
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):  # by torch, also for the hooks of all optimizers
+        vars(copied)["step"] = types.MethodType(step.__wrapped__, copied)
     copied.state = defaultdict(dict)
     copied.param_groups = [{**optimizer.param_groups[index], "params": values} for index, values in chosen]
     return copied
+
+
+@contextmanager
+def stepping_instead(optimizer: Optimizer, step: Callable[[], object]) -> Iterator[None]:
+    """Call ``step`` in place of the optimizer's own method in the block: after its closure, and between its hooks.
+
+    The method then runs too, for an optimizer without parameters, since torch calls it after the hooks.
+    """
+
+    def step_before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rest = [_evaluated(value) for value in args[1:]]
+        named = {name: _evaluated(value) for name, value in kwargs.items()}
+        step()
+        return (copy_optimizer(optimizer, ()), *rest), named
+
+    handle = optimizer.register_step_pre_hook(step_before)  # it is called last
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def share_attributes(source: Optimizer, target: Optimizer) -> None:
+    """Set the attributes of an optimizer on its copy, or the reverse, such as those of the user's own class."""
+    vars(target).update({name: value for name, value in vars(source).items() if name not in _NOT_SHARED})
+
+
+def _evaluated(value: Any) -> Any:
+    """Return an argument of a step, in place of a closure one that returns what the closure has returned."""
+    if not callable(value):
+        return value
+    with torch.enable_grad():
+        result = value()
+    return lambda: result

@@ -18,9 +18,10 @@ from accel_nb.errors import MisuseError
 # The code that gathers and divides parameters, or is called by it.
 _INNER = ("accel_nb.", "deepspeed.", "torch.")
 _CALLED_BY_USERS = "torch.nn.utils."
-# In a plain cell the code's reads of `data` come through a property.
+# In a plain cell the code's reads of `data` come through a property, and its calls of factories through functions.
 _PROPERTY = "accel_nb.accelerator.plain_cells.replacements.gradient_data"
-_PASSES_ON = ("torch._tensor", "torch.overrides", "torch.functional", "torch.nn.functional", _PROPERTY)
+_FACTORIES = "accel_nb.accelerator.plain_cells.replacements.device_moves"
+_PASSES_ON = ("torch._tensor", "torch.overrides", "torch.functional", "torch.nn.functional", _PROPERTY, _FACTORIES)
 # Plain cells replace attributes of Tensor, and not those that it inherits.
 _BASE: Any = Tensor.__base__
 _SHAPES: dict[Any, Callable[[tuple[int, ...]], Any]] = {
@@ -40,7 +41,10 @@ _WITHOUT_VALUES = {
     *(getattr(_BASE, name).__set__ for name in ("requires_grad", "grad")),
     Tensor.__hash__, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size, Tensor.requires_grad_,
     Tensor.register_hook, Tensor.__repr__, Tensor.__format__,
+    Tensor.new_tensor, Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
 }  # fmt: skip
+_LIKE = {f"{name}_like" for name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")}
+"""Names of functions that make a tensor of a parameter's shape; plain cells replace the functions themselves."""
 
 
 @dataclass
@@ -87,8 +91,11 @@ class PartitionedParameter(nn.Parameter):
         value = next(
             (item for item in args if isinstance(item, PartitionedParameter) and not _is_usable(item, func)), None
         )
-        if value is not None and func not in _WITHOUT_VALUES and not _is_called_inside(sys._getframe(1)):
+        if value is not None and func not in _WITHOUT_VALUES and not is_called_inside(sys._getframe(1)):
             shape: Any = value
+            if func.__name__ in _LIKE and args[0] is value:
+                like = torch.empty(tuple(shape.ds_shape), dtype=value.dtype, device="meta")
+                return func(like, *args[1:], **{"device": value.device, **(kwargs or {})})
             found = _SHAPES.get(func)
             if found is None:
                 raise MisuseError(_EMPTY)
@@ -116,7 +123,8 @@ def _may_write(func: Any) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def _is_called_inside(frame: FrameType | None) -> bool:
+def is_called_inside(frame: FrameType | None) -> bool:
+    """Return whether code of this package, DeepSpeed or torch calls, and not the user's."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name not in _PASSES_ON:

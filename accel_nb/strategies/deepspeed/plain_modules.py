@@ -13,16 +13,28 @@ from accel_nb.runtime.tensors.instance_patching import innermost_class
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _HIDDEN = "_accel_nb_hidden"
-"""The attribute of a module with the names of the attributes that its copies do not get."""
+"""The attribute of a module or parameter with the names of the attributes that its copies do not get."""
 _LATER = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")
 """Attributes that DeepSpeed sets on modules when they are called."""
 
 
-def hide_attributes(modules: Iterable[nn.Module], known: Mapping[int, Set[str]]) -> None:
-    """Mark the attributes of modules that are not ``known``, by id of a module, so that copies do not get them."""
-    for part in modules:
-        if new := set(vars(part)) - known[id(part)]:
-            vars(part)[_HIDDEN] = frozenset({*new, *_LATER})
+def hide_attributes(items: Iterable[Any], known: Mapping[int, Set[str]]) -> None:
+    """Mark the attributes of modules and parameters that are not ``known``, by id, so that copies do not get them."""
+    for item in items:
+        if new := set(vars(item)) - known[id(item)]:
+            vars(item)[_HIDDEN] = frozenset({*new, *_LATER, _HIDDEN})
+
+
+def visible_attributes(item: Any) -> dict[str, Any]:
+    """Return the attributes of a module or parameter that are not hidden, such as those that the user's code sets."""
+    hidden = vars(item).get(_HIDDEN, ())
+    return {name: value for name, value in vars(item).items() if name not in hidden}
+
+
+def remove_hidden(items: Iterable[Any]) -> None:
+    """Remove the hidden attributes of modules and parameters."""
+    items = list(items)
+    remove_attributes(items, {id(item): visible_attributes(item).keys() for item in items})
 
 
 def remove_attributes(items: Iterable[Any], known: Mapping[int, Set[str]]) -> None:
@@ -58,8 +70,7 @@ def copy_module(
     if id(module) in done:
         return done[id(module)]
     copied = done[id(module)] = object.__new__(innermost_class(module))
-    hidden = {_HIDDEN, *vars(module).get(_HIDDEN, ())}
-    kept = {name: value for name, value in vars(module).items() if name not in hidden}
+    kept = visible_attributes(module)
     held = module._parameters.items()
     kept["_parameters"] = {name: parameters.get(id(value), value) for name, value in held}
     kept["_modules"] = {

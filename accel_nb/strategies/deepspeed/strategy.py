@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -31,6 +32,7 @@ from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import patch_environment, set_local_rank
+from accel_nb.runtime.process.user_code import is_of_other_library
 from accel_nb.runtime.tensors.instance_patching import (
     patch_instance,
     plain_class,
@@ -46,12 +48,15 @@ from accel_nb.strategies.base import (
     NO_GRAPH,
     Bundle,
     Capabilities,
+    OnReplaced,
     Refusal,
     StepOutcome,
     Stepping,
     copy_state,
     multiply_tensors,
 )
+from accel_nb.strategies.deepspeed.former_memory import memory_of, moved_from, without_layouts
+from accel_nb.strategies.deepspeed.inner_optimizer import stepping_instead
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling
 
@@ -87,6 +92,9 @@ class Deepspeed(Stepping):
         # By the optimizer's id, in the order of `wrap`, which is the same on every rank.
         self._zeros: dict[int, ZeroModel] = {}
         self._scaled: dict[int, Any] = {}
+        self._on_replaced: OnReplaced = lambda *_: None
+        # Whether a backward pass has kept its graph for another one.
+        self._has_retained = False
 
     def open(self, world: World, comm: Communicator) -> None:
         """Open the strategy in a world; its default process group must be open."""
@@ -135,14 +143,21 @@ class Deepspeed(Stepping):
             return model
         self._fillings.pop(id(model), None)
         for key, zero in list(self._zeros.items()):
-            if any(model is shard for shard in zero.models):
+            if any(model is wrapped for wrapped in zero.models):
                 del self._zeros[key]
                 self._scaled.pop(key, None)
+                parameters = [value for wrapped in zero.models for value in wrapped.parameters()]
+                memory = {} if zero.divides_weights else memory_of(parameters)
                 zero.undo()
-                for shard in zero.models:
-                    self._adapt(shard)
+                for wrapped in zero.models:
+                    self._adapt(wrapped)
+                self._on_replaced({id(value): value for value in parameters}, memory)
         _restore_plain_class(model)
         return model
+
+    def report_replaced(self, call: OnReplaced) -> None:
+        """Call a function after each replacement of the memory of parameters, which remain the same objects."""
+        self._on_replaced = call
 
     def data_coords(self) -> tuple[int, int]:
         """Return rank and world size: each rank reads its own share of the data."""
@@ -180,9 +195,20 @@ class Deepspeed(Stepping):
         with ExitStack() as stack:
             for zero in zeros:
                 stack.enter_context(zero.passes.running())
-            torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
+            self._run_backward(self.precision.scale(loss), retain_graph, create_graph, inputs)
         for zero, is_reached in zip(zeros, self._reached(zeros), strict=True):
             zero.end_backward(is_reached=is_reached)
+
+    def _run_backward(
+        self, loss: Tensor, retain_graph: bool | None, create_graph: bool, inputs: Sequence[Tensor] | None
+    ) -> None:
+        try:
+            torch.autograd.backward(loss, None, retain_graph, create_graph, inputs=inputs)
+        except RuntimeError as error:
+            if self._has_retained and self.options.zero_stage == 3:
+                raise MisuseError(_RELEASED) from error
+            raise
+        self._has_retained |= bool(retain_graph)
 
     def _reached(self, zeros: list[ZeroModel]) -> list[bool]:
         """Return which models have new gradients on any rank; only one of several may be without."""
@@ -194,10 +220,7 @@ class Deepspeed(Stepping):
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that are not averaged yet, and multiply all by ``factor``."""
         for zero in self._zeros_of(bundle):
-            if zero.has_gradients:
-                zero.finish_gradients()
-                if isinstance(factor, Tensor) or factor != 1.0:
-                    multiply_tensors((gradient for _, gradient in zero.gradients()), factor)
+            zero.finish_gradients(factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Drop the gradients of the bundle's optimizers."""
@@ -205,8 +228,8 @@ class Deepspeed(Stepping):
             zero.drop_gradients()
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a parameter of which stage 3 keeps shards, and holds it whole for a pass only."""
-        return any(zero.divides_weights and zero.passes.number and zero.holds(tensor) for zero in self._zeros.values())
+        """Return whether a tensor is a parameter that stage 3 holds whole for a pass, or that is stepped as a copy."""
+        return any(zero.must_count_writes(tensor) for zero in self._zeros.values())
 
     def keep_graph(self) -> None:
         """Raise `MisuseError` in stage 3, whose graph has parameters that are empty again after the forward pass."""
@@ -262,15 +285,23 @@ class Deepspeed(Stepping):
         zero = self._zeros.get(id(optimizer))
         if zero is None:
             return super().step(optimizer)
-        vars(optimizer)["_opt_called"] = True  # schedulers read it, to warn if the optimizer was not stepped
         if not self.precision.policy.loss_scaling or not zero.has_gradients:
-            return "ran" if zero.step() else "skipped"
+            optimizer.step()
+            return "skipped" if zero.has_overflowed else "ran"
         self.unscale(optimizer)
         scaled = self._scaled[id(optimizer)]
-        ran = self.precision.step(scaled) and scaled.ran
+        ran = self.precision.step(scaled) and not zero.has_overflowed
         if not ran:
             zero.drop_gradients()
         return "ran" if ran else "skipped"
+
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
+        """Call ``step``, with its hooks and its closure, and step this rank's shard in place of the parameters."""
+        zero = self._zeros.get(id(optimizer))
+        if zero is None:
+            return step()
+        with stepping_instead(optimizer, zero.step):
+            return step()
 
     def share_state(self) -> None:
         """Copy what was written into values of state dicts into the weights; every rank must call."""
@@ -344,14 +375,14 @@ class Deepspeed(Stepping):
             filling = self._fillings[id(model)] = WeightFilling(model, open_safetensors(self.options.weights))
             filling.fill_whole(self._device)
         for value in (*model.parameters(), *model.buffers()):
-            if not value.is_meta:
+            if not value.is_meta and value.layout is torch.strided:  # sparse buffers stay as they are, as under ddp
                 self._comm.broadcast(value.data)
         self._adapt(model)
 
     def _adapt(self, model: nn.Module) -> None:
         """Override the methods of a model that its engine changes, and set the run's precision."""
         _restore_plain_class(model)
-        zero = next((zero for zero in self._zeros.values() if any(model is shard for shard in zero.models)), None)
+        zero = next((zero for zero in self._zeros.values() if any(model is wrapped for wrapped in zero.models)), None)
         if zero is not None:  # all engines of one model need the same methods
             patch_instance(model, _methods_over(plain_class(model), zero))
         if self.precision.policy.compute is not None:
@@ -374,9 +405,11 @@ class Deepspeed(Stepping):
         count = sum(value.numel() for key, value in trained.items() if key in owned)
         settings = settings_for(self.options, count, pins_memory=device_type(self._device).pins_memory)
         fillings = [self._fillings.pop(id(model)) for model in models if id(model) in self._fillings]
-        self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
+        memory = memory_of(value for model in models for value in model.parameters())
+        zero = self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
         for model in models:
             self._adapt(model)
+        self._on_replaced({}, without_layouts(memory) if zero.divides_weights else moved_from(memory))
 
     def _zeros_of(self, bundle: Bundle) -> Iterator[ZeroModel]:
         for optimizer in bundle.optimizers:
@@ -427,7 +460,6 @@ class _Scaled:
     """A sharded optimizer for torch's gradient scaler: this rank's gradients, and whether any rank's overflowed."""
 
     def __init__(self, zero: ZeroModel) -> None:
-        self.ran = False
         self._zero = zero
         self._found = torch.zeros(1, device="cpu")
 
@@ -444,10 +476,16 @@ class _Scaled:
 
     def step(self) -> None:
         """Step the optimizer; the scaler calls it if no gradient overflowed."""
-        self.ran = self._zero.step()
+        self._zero.optimizer.step()
 
     def _gradients(self) -> Iterator[Tensor]:
         return (value for _, value in self._zero.gradients() if value.numel())
+
+
+_RELEASED = (
+    "a backward pass has failed, and an earlier one has kept its graph (retain_graph=True), in which ZeRO stage 3 has "
+    "released the parameters: add the losses up for one backward pass, or train with --zero-stage 2 or --strategy fsdp"
+)
 
 
 def _holding(gradient: Tensor) -> Tensor:
@@ -459,6 +497,18 @@ def _holding(gradient: Tensor) -> Tensor:
 def _restore_plain_class(model: nn.Module) -> None:
     while plain_class(model) is not type(model):
         restore_forward(model)
+
+
+def _separate(model: nn.Module, state: dict[str, Any]) -> None:
+    """Replace the parameters of a state dict by copies, since libraries read which of them are in the same memory.
+
+    DeepSpeed has put all of them into the memory of one flat tensor. Names of one parameter have the same copy.
+    """
+    copies: dict[int, Tensor] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if name in state:
+            copies.setdefault(id(value), value.detach().clone())
+            state[name] = copies[id(value)]
 
 
 def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
@@ -475,6 +525,9 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
             if sharded.is_sharded(value) and not keep_vars:
                 state[name] = sharded.full_tensor(value)
                 zero.states.add(value, state[name])
+        caller = sys._getframe(1).f_globals.get("__name__")
+        if destination is None and not keep_vars and not zero.divides_weights and is_of_other_library(caller):
+            _separate(self, state)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:

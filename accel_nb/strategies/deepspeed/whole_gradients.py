@@ -43,10 +43,12 @@ class WholeGradients:
             self._whole[key] = sharded.gather_full(sharded.register_flat_shard(shard, self._shards[key]), self._comm)
         return self._whole[key]
 
-    def replace(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Replace the gradient of a parameter."""
+    def replace(self, parameter: nn.Parameter, value: Tensor) -> bool:
+        """Replace the gradient of a parameter, and return whether it was dropped before."""
+        was_dropped = id(parameter) in self._dropped
         self._dropped.discard(id(parameter))
         self._whole[id(parameter)] = value
+        return was_dropped
 
     def forget(self, parameter: nn.Parameter) -> None:
         """Forget what was read or set as the gradient of a parameter."""
@@ -56,6 +58,10 @@ class WholeGradients:
         """Drop the gradient of a parameter, and return whether all are dropped."""
         self._dropped.add(id(parameter))
         return self._dropped >= self._shards.keys()
+
+    def drop_all(self) -> None:
+        """Drop all gradients, so that only those that are replaced exist."""
+        self._dropped.update(self._shards)
 
     def refuse_partly_dropped(self) -> None:
         """Raise `MisuseError` if some gradients were dropped: DeepSpeed steps all parameters."""
@@ -79,6 +85,6 @@ class WholeGradients:
 
 
 _PARTLY_DROPPED = (
-    "{dropped} of {all} gradients were set to None, and DeepSpeed steps all parameters of an optimizer: "
-    "give the others an optimizer of their own, or train with --strategy ddp"
+    "{dropped} of {all} gradients are None, which code has set or left out, and DeepSpeed steps all parameters of an "
+    "optimizer: give the others an optimizer of their own, or train with --strategy ddp"
 )

@@ -1,7 +1,7 @@
-"""Whole values in state dicts of models whose weights are divided.
+"""Whole values in state dicts of models and optimizers whose tensors are divided.
 
-On one device they are in the memory of the weights: what is written into them changes the model, and they show later
-steps. Here they are copies.
+On one device they are in the memory of those tensors: what is written into them changes the model or the optimizer, and
+they show later steps. Here they are copies.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
@@ -20,15 +20,15 @@ class WholeStates:
     """The values of state dicts that code has read on one rank; every rank must read the same ones."""
 
     def __init__(self) -> None:
-        # Each with its parameter and its version; kept, since code may write into values that it does not keep.
-        self._read: list[tuple[nn.Parameter, Tensor, int]] = []
+        # Each with the divided tensor and its version; kept, since code may write into values that it does not keep.
+        self._read: list[tuple[Tensor, Tensor, int]] = []
         # Those that were read before the last pass or step, if code keeps them.
         self._earlier: list[tuple[weakref.ref[Tensor], int]] = []
         self._has_warned = False
 
-    def add(self, parameter: nn.Parameter, whole: Tensor) -> None:
-        """Record the value of a parameter in a state dict."""
-        self._read.append((parameter, whole, whole._version))
+    def add(self, divided: Tensor, whole: Tensor) -> None:
+        """Record the value of a divided tensor in a state dict."""
+        self._read.append((divided, whole, whole._version))
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -36,9 +36,9 @@ class WholeStates:
 
         Raises `MisuseError` if code has written into one that it read before the last pass or step.
         """
-        for parameter, whole, version in self._read:
+        for divided, whole, version in self._read:
             if whole._version != version:
-                sharded.copy_into(parameter, whole)
+                sharded.copy_into(divided, whole)
             self._earlier.append((weakref.ref(whole), whole._version))
         self._read.clear()
         kept = [(held, version) for reference, version in self._earlier if (held := reference()) is not None]
@@ -55,11 +55,12 @@ class WholeStates:
 
 
 _WRITTEN_LATE = (
-    "a value of model.state_dict() is written to that was read before the last forward pass or step: ZeRO stage 3 has "
-    "shards of the weights, and the value is a copy. Read the state dict where it is changed, or train with "
-    "--zero-stage 2 or --strategy fsdp, where the values are the weights"
+    "a value of a state dict is written to that was read before the last forward pass or step: DeepSpeed has shards of "
+    "the tensors, and the value is a copy. Read the state dict where it is changed, or train with --strategy ddp, "
+    "whose values are the tensors themselves"
 )
 _KEPT = (
-    "values of model.state_dict() are kept over a step: ZeRO stage 3 has shards of the weights, so they are copies, "
-    "which do not show later steps. On one device they do. Read the state dict again where the later values are meant"
+    "values of a state dict are kept over a step: DeepSpeed has shards of the state of optimizers, and ZeRO stage 3 of "
+    "weights, so they are copies, which do not show later steps. On one device they do. Read the state dict again "
+    "where the later values are meant, or copy it by copy.deepcopy where the present ones are"
 )

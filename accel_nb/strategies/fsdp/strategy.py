@@ -424,9 +424,9 @@ class Fsdp(Stepping):
             is_staged=lambda value: any(wrapped.is_staged(value) for wrapped in self._models.values()),
         )
 
-    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
         """Call ``step``, on this rank's shards as plain tensors where that has the same result."""
-        return step_on_shards(optimizer, step)
+        return step() if has_closure else step_on_shards(optimizer, step)
 
     def share_state(self) -> None:
         """Add optimizer states that only ranks of other stages have, without their values; every rank must call."""

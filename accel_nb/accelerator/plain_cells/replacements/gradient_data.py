@@ -59,7 +59,7 @@ class GradientData:
                     self._share_memory(tensor, value, original.__set__)
             elif sharded.is_sharded(value) and (copies := sharded.copies()) is not None:
                 original.__set__(tensor, copies.gather(value))
-            elif self._counts_writes(tensor) or (self._is_in_bucket(tensor) and _fits(tensor, value)):
+            elif (self._counts_writes(tensor) and not _is_called_by_strategy()) or self._keeps_memory(tensor, value):
                 with torch.no_grad():
                     tensor.copy_(value)
             else:
@@ -97,6 +97,9 @@ class GradientData:
 
     def _counts_writes(self, tensor: Tensor) -> bool:
         return isinstance(tensor, nn.Parameter) and self._is_gathered(tensor)
+
+    def _keeps_memory(self, tensor: Tensor, value: Any) -> bool:
+        return self._is_in_bucket(tensor) and _fits(tensor, value)
 
     def _is_in_bucket(self, tensor: Tensor) -> bool:
         """Return whether a tensor is the gradient of a parameter, and a view of larger memory."""

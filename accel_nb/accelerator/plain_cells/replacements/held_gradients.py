@@ -41,7 +41,7 @@ class HeldGradients:
         def read(tensor: Tensor) -> Tensor | None:
             if not self._is_held(tensor):
                 return original.__get__(tensor)
-            if self._stepper.window.has_gradients and self._stepper.complete_gradients([tensor]) is None:
+            if self._stepper.complete_gradients([tensor]) is None:
                 raise MisuseError(_INCOMPLETE)
             return self._holder.read_gradient(cast(nn.Parameter, tensor))
 
@@ -49,7 +49,7 @@ class HeldGradients:
             if not self._is_held(tensor):
                 original.__set__(tensor, value)
                 return
-            if value is not None and self._stepper.window.has_gradients:
+            if value is not None:
                 self._stepper.complete_gradients([tensor])
             self._write(cast(nn.Parameter, tensor), value)
 

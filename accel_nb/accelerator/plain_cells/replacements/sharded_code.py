@@ -116,15 +116,15 @@ def _check_gradients(keep_graph: Callable[[], object], original: Callable[..., A
         names = dict(zip(("grad_outputs", "retain_graph", "create_graph"), args, strict=False)) | kwargs
         if names.get("create_graph"):
             keep_graph()
-        listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # an iterator is read once
         parts = [number for number, value in enumerate(listed) if sharded.is_sharded(value)]
         if not parts:
-            return original(outputs, inputs, *args, **kwargs)
+            return original(outputs, listed, *args, **kwargs)
         fills = kwargs.pop("materialize_grads", False)
         if fills:
             kwargs["allow_unused"] = True
         try:
-            gradients = original(outputs, inputs, *args, **kwargs)
+            gradients = original(outputs, listed, *args, **kwargs)
         except RuntimeError as error:
             raise _gradients_refusal() from error
         if all(gradients[number] is None for number in parts):  # with allow_unused
