@@ -20,6 +20,7 @@ from accel_nb.notebook.reports.doctor import diagnose
 from accel_nb.pool.device_assignment import DeviceReservations, assign_devices
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime import torch_private
+from accel_nb.runtime.process import tested_versions
 from accel_nb.runtime.process.hardware import (
     Gpu,
     count_tpu_chips,
@@ -30,7 +31,6 @@ from accel_nb.runtime.process.hardware import (
 )
 from accel_nb.runtime.process.platforms import PLATFORMS, PlatformSignals, detect_platform, find_tpu
 from accel_nb.runtime.process.requirements import unmet_extra
-from accel_nb.runtime.process.tested_versions import tested_versions
 from accel_nb.strategies import StrategyRegistry
 from accel_nb.ui.fallback import DisplayFacts, choose_display
 
@@ -191,7 +191,7 @@ def test_the_doctor_says_that_torch_is_unchecked_and_what_runs_then(monkeypatch:
 
 def test_the_doctor_warns_of_versions_newer_than_the_tested_ones(monkeypatch: pytest.MonkeyPatch):
     assert "newest tested" not in "\n".join(map(str, diagnose()))
-    versions = {**dict.fromkeys(tested_versions(), "0.1"), "ipykernel": "99.1.2", "torch": "2.13.9+cpu"}
+    versions = {**dict.fromkeys(tested_versions.tested_versions(), "0.1"), "ipykernel": "99.1.2", "torch": "2.13.9+cpu"}
 
     def version(name: str) -> str:
         if name not in versions:
@@ -201,7 +201,7 @@ def test_the_doctor_warns_of_versions_newer_than_the_tested_ones(monkeypatch: py
     monkeypatch.setattr("importlib.metadata.version", version)
     [line] = [str(finding) for finding in diagnose() if "newest tested" in finding.text]
     assert line.startswith("[WARN] ipykernel 99.1.2 is newer than the newest tested version: ")
-    assert f"pip install ipykernel=={tested_versions()['ipykernel'][-1]}" in line
+    assert f"pip install ipykernel=={tested_versions.tested_versions()['ipykernel'][-1]}" in line
 
 
 def test_packages_of_an_extra_that_are_missing_or_too_old_are_named_with_its_command(monkeypatch: pytest.MonkeyPatch):

@@ -100,7 +100,7 @@ class OptimizerProxy:
         names = vars(self.optimizer)
         replaced = names["step"]  # code that counts steps may have replaced the method, and has been called by now
         self._is_stepping, self._closure = True, closure
-        names["step"] = self._installed
+        self._install_step()
         try:
             return step(self.optimizer)
         finally:
@@ -152,7 +152,6 @@ class OptimizerProxy:
 
         vars(step)["_wrapped_by_lr_sched"] = True  # else a scheduler that is made later patches step again
         self._install("step", step)
-        self._installed = vars(self.optimizer)["step"]
 
     def _run_step(self) -> Any:
         """Call the optimizer's own step with the cell's arguments; return its result."""

@@ -46,6 +46,8 @@ _ATTENTION = {
 }
 """Functions of torch that return whether a kernel of attention is allowed, and those that set it."""
 
+_PLAIN = bool | int | float | str | None
+
 _OWN_PLOT_PARAMETERS = frozenset(
     {"backend", "backend_fallback", "datapath", "docstring", "interactive", "keymap", "toolbar", "tk", "webagg"}
 )
@@ -188,7 +190,8 @@ def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
 def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
     """Return the parameters of matplotlib that differ from its defaults, or that did at the previous call.
 
-    A cycle of colors is returned as text, which matplotlib evaluates as the literal that it is.
+    A cycle of colors is returned as text, which matplotlib evaluates as the literal that it is. Objects in a list, as
+    the strokes of `matplotlib.pyplot.xkcd`, are left out: they have no such text.
     """
     defaults = dict(dict.items(matplotlib.rcParamsDefault))
     found: dict[str, Any] = {}
@@ -197,7 +200,10 @@ def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
             continue
         if name == "image.cmap":
             value = getattr(value, "name", value)
-        found[name] = value if isinstance(value, bool | int | float | str | list | None) else str(value)
+        if not isinstance(value, list):
+            found[name] = value if isinstance(value, _PLAIN) else str(value)
+        elif all(isinstance(item, _PLAIN) for item in value):
+            found[name] = value
     return found
 
 
