@@ -45,3 +45,4 @@ for x, y in zip(inputs.split(8), targets.split(8)):
     nn.functional.mse_loss(model(x), y).backward()
     optimizer.step()
     seen.append([optimizer.state[p]["count"] for p in model.parameters()])
+assert [optimizer.state[p]["count"] for p in model.parameters()] == [8] * 4
