@@ -34,9 +34,10 @@ def run_with_restarts(
 ) -> list[Any]:
     """Run a cell, and up to ``max_restarts`` times again if it fails. Return and raise as `Session.run`.
 
-    Each try has new workers with the notebook's values, and resumes from the newest checkpoint if ``checkpoint.dir`` is
-    set. Only the last try changes the notebook if it fails. An interrupt, a timeout and errors in the cell's options or
-    values are raised at once, since another try would end the same way.
+    Each repeated try runs on new workers, which receive the notebook's values, and resumes from the newest checkpoint
+    if ``checkpoint.dir`` is set. Of failed tries only the last one changes the notebook. Errors in options, and of
+    values that cannot be sent, are raised at once, since a repetition would fail in the same way; so are an interrupt
+    and the cell's own timeout.
     """
     for num_left in range(resolved.config.max_restarts, -1, -1):
         try:
