@@ -1,4 +1,4 @@
-"""Parameters and buffers that are almost zero: random values replace them while a model is tested.
+"""Parameters and buffers that are almost zero: random values replace them while model division tests a model.
 
 The test compares the forward pass of whole batches with that of their parts, to find dependences between samples. A
 branch that is multiplied by zeros, by a gate or by the matrix B of LoRA, contributes nothing: a dependence inside of it
@@ -27,11 +27,11 @@ def random_where_near_zero(model: nn.Module) -> Iterator[None]:
     hiding = [tensor for tensor in (*model.parameters(), *model.buffers()) if _is_near_zero(tensor)]
     before = [tensor.detach().clone() for tensor in hiding]
     generator = torch.Generator().manual_seed(0)
-    # Changing `data` does not increase the version counter: an earlier call may have saved the tensor.
-    for tensor in hiding:
-        values = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device="cpu")
-        tensor.data.copy_(values - 0.5 if isinstance(tensor, nn.Parameter) else values)
     try:
+        # Changing `data` does not increase the version counter: an earlier call may have saved the tensor.
+        for tensor in hiding:
+            values = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device="cpu")
+            tensor.data.copy_(values - 0.5 if isinstance(tensor, nn.Parameter) else values)
         yield
     finally:
         for tensor, values in zip(hiding, before, strict=True):
@@ -42,4 +42,13 @@ def _is_near_zero(tensor: Tensor) -> bool:
     values = tensor.data
     if type(values) is not Tensor or values.layout is not torch.strided or values.is_meta:
         return False
-    return values.is_floating_point() and values.numel() > 0 and float(values.abs().max()) < _NEAR_ZERO
+    if not values.is_floating_point() or not values.numel() or _is_expanded(values):
+        return False
+    if values.element_size() == 1:  # float8, for which torch has no `abs`
+        values = values.float()
+    return float(values.abs().max()) < _NEAR_ZERO
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Return whether several elements of a tensor are in one place of its memory, to which torch does not copy."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -42,6 +42,8 @@ class FlatState:
         self._states = states
         # All entries of the user's optimizer when the state was shown there.
         self._shown: list[Any] = []
+        # All entries of the inner optimizer at that time.
+        self._inner_shown: list[Any] = []
         # Of each scalar entry of a flat tensor, such as a step count: the inner optimizer's state of that flat tensor,
         # the entry's name, a tensor with a copy for each parameter, and its version. User code has the copies: writing
         # to one does not change the inner optimizer, but the version shows the write, and `load_changes` applies it.
@@ -78,8 +80,13 @@ class FlatState:
         return found
 
     def show_after_step(self) -> None:
-        """Set this rank's state in the user's optimizer after a step: all of it if it is the first one."""
-        if not self._is_shown:
+        """Set this rank's state in the user's optimizer after a step.
+
+        All of it is set after the first step, and where a step has put other objects there, such as a count by `int`.
+        """
+        found = self._inner_entries()
+        has_others = len(found) != len(self._inner_shown) or any(map(operator.is_not, found, self._inner_shown))
+        if not self._is_shown or has_others:
             self._show()
             return
         self._scalars = [
@@ -151,7 +158,10 @@ class FlatState:
                     shown = [value] * len(places)
                 for place, shard in zip(places, shown, strict=True):
                     self._optimizer.state[place.parameter][name] = shard
-        self._shown = self._entries()
+        self._shown, self._inner_shown = self._entries(), self._inner_entries()
+
+    def _inner_entries(self) -> list[Any]:
+        return [value for entries in self._inner.state.values() for value in entries.values()]
 
     def _gather_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Replace shards of tensors by whole ones where all ranks gather, as in a plain cell, which may save them."""

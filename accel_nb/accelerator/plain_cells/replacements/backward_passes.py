@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
 from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.errors import MisuseError
 
 Check = Callable[[Tensor, str | None], object]
 """Checks a loss before its backward pass; the string, if any, is why the ranks' shares do not add up to it."""
@@ -84,6 +85,8 @@ class BackwardPasses:
                 [given] * len(losses) if given is None else [given] if isinstance(given, Tensor) else list(given)
             )
             compute = functools.partial(original, losses, gradients, retain_graph, create_graph, inputs=inputs)
+            if stepper.bundle.models and any(isinstance(loss, GradientEdge) for loss in losses):
+                raise MisuseError(_EDGE)
             if len(gradients) != len(losses) or not all(map(_fits, losses, gradients)):
                 compute()
                 return
@@ -127,7 +130,8 @@ class BackwardPasses:
         elif inputs is not None:
             listed = _listed(inputs)
             if not listed:
-                compute()
+                compute()  # raises torch's error
+                return
             stepper.backward(loss, retain_graph=retain_graph, create_graph=create_graph, inputs=listed)
         elif retain_graph is None and not create_graph:
             stepper.backward(loss)
@@ -160,6 +164,10 @@ class BackwardPasses:
 
 _NOT_OF_THE_CELL = ("torch._tensor", "accel_nb.")
 """Modules whose calls are not those of the cell: a method that is replaced itself, and trials of a plan on one rank."""
+_EDGE = (
+    "torch.autograd.backward begins at a GradientEdge, which has no value by which the gradients of workers can be "
+    "averaged: pass the tensor itself"
+)
 _GIVEN = "a backward pass has several losses, or starts with gradients of its own"
 
 

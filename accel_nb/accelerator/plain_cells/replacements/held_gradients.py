@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator.training.stepper import Stepper
@@ -41,9 +42,7 @@ class HeldGradients:
         def read(tensor: Tensor) -> Tensor | None:
             if not self._is_held(tensor):
                 return original.__get__(tensor)
-            if self._stepper.complete_gradients([tensor]) is None:
-                raise MisuseError(_INCOMPLETE)
-            return self._holder.read_gradient(cast(nn.Parameter, tensor))
+            return self._read(cast(nn.Parameter, tensor))
 
         def assign(tensor: Tensor, value: Tensor | None) -> None:
             if not self._is_held(tensor):
@@ -53,7 +52,12 @@ class HeldGradients:
                 self._stepper.complete_gradients([tensor])
             self._write(cast(nn.Parameter, tensor), value)
 
-        return property(read, assign, original.__delete__)
+        def delete(tensor: Tensor) -> None:
+            original.__delete__(tensor)
+            if self._is_held(tensor):
+                self._write(cast(nn.Parameter, tensor), None)
+
+        return property(read, assign, delete)
 
     def _is_held(self, tensor: Tensor) -> bool:
         stepper = self._stepper
@@ -61,6 +65,11 @@ class HeldGradients:
             return False
         caller = sys._getframe(2).f_globals.get("__name__", "")
         return not any(caller == name or caller.startswith(f"{name}.") for name in _UNCHANGED)
+
+    def _read(self, parameter: nn.Parameter) -> Tensor | None:
+        if self._stepper.complete_gradients([parameter]) is None:
+            raise MisuseError(_INCOMPLETE)
+        return self._holder.read_gradient(parameter)
 
     def _write(self, parameter: nn.Parameter, value: Tensor | None) -> None:
         self._holder.write_gradient(parameter, value)
@@ -70,10 +79,12 @@ class HeldGradients:
     def _wrap_zero_grad(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
+            held = [value for value in module.parameters() if id(value) in self._stepper.averaged_parameters]
+            gradients = {} if set_to_none else {value: self._read(value) for value in held}
             original(module, set_to_none)
-            for parameter in module.parameters():
-                if id(parameter) in self._stepper.averaged_parameters:
-                    self._write(parameter, None)
+            for parameter in held:
+                gradient = gradients.get(parameter)
+                self._write(parameter, None if gradient is None else torch.zeros_like(gradient))
 
         return zero_grad
 
