@@ -152,7 +152,7 @@ class TrainingRun:
         return lines + describe_saves(self._saved, self._options.dir, 0 if autosave is None else autosave.num_postponed)
 
     def end_interrupted(self) -> list[str]:
-        """Return lines about what an interrupted run has saved; waits for the other ranks only if all have stopped."""
+        """Return lines about what an interrupted run has saved; waits for others only if all stop at the same step."""
         autosave = self._autosave
         if autosave is None or not self.has_trained:
             return []
@@ -204,5 +204,5 @@ class TrainingRun:
             self._autosave.request_save()
 
     def request_stop(self) -> bool:
-        """Save and stop at the end of a step soon; return whether this rank is in a loop that ends steps."""
+        """Save and stop at the end of a step soon; return False if none is expected soon, or nothing saves."""
         return self._autosave is not None and self._autosave.request_stop()

@@ -20,7 +20,7 @@ LATEST = "latest"
 MAX_JSON_BYTES = 1 << 30
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _STEP_NAME = re.compile(r"step_([0-9]{1,18})")
-_ASIDE = re.compile(r"(.+)\.(tmp|old|gone)-([0-9a-f]{8,32})")
+_TEMPORARY_NAME = re.compile(r"(.+)\.(tmp|old|gone)-([0-9a-f]{8,32})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def removed_name(name: str, removal_id: str) -> str:
 
 def parse_temporary_name(folder: str) -> tuple[str, str] | None:
     """Return the checkpoint's name and ``tmp`` (being written), ``old`` (replaced) or ``gone`` (removed); else None."""
-    match = _ASIDE.fullmatch(folder)
+    match = _TEMPORARY_NAME.fullmatch(folder)
     return (match[1], match[2]) if match else None
 
 

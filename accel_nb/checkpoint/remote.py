@@ -49,7 +49,7 @@ class RemoteStore:
         return self._names(folder, "file")
 
     def begin(self, name: str, save_id: str) -> str:
-        """Return the checkpoint's own folder; its files are ignored until the manifest exists."""
+        """Create the checkpoint's own folder and return its name; its files are ignored until the manifest exists."""
         with _as_os_errors(self._format_url(name)):
             self._fs.makedirs(self._path(name), exist_ok=True)
         return name
@@ -72,7 +72,7 @@ class RemoteStore:
             return bool(self._fs.isfile(self._path(folder, file)))
 
     def read(self, folder: str, file: str, limit: int) -> bytes:
-        """Return a file's content."""
+        """Return a file's content; raise `CorruptCheckpoint` if it has more than ``limit`` bytes."""
         if self.size(folder, file) > limit:
             raise CorruptCheckpoint(
                 f"{self._format_url(folder, file)}: it is larger than the {limit} bytes that are allowed"
@@ -121,7 +121,7 @@ class RemoteStore:
         self.remove_files(folder, replaced)
 
     def write_latest(self, name: str) -> None:
-        """Upload the name."""
+        """Upload the name of the newest checkpoint."""
         with _as_os_errors(self._format_url(LATEST)):
             self._fs.pipe_file(self._path(LATEST), name.encode() + b"\n")
 
@@ -149,7 +149,7 @@ class RemoteStore:
                 self._fs.rm(self._path(name), recursive=True)
 
     def remove_stale(self) -> None:
-        """Do nothing: the store has no record of the process that wrote a file, or whether it is alive."""
+        """Do nothing: the store has no record of the process that wrote a file, so it may still be writing."""
 
     def _manifest(self, folder: str) -> bytes | None:
         return self.read(folder, MANIFEST, MAX_JSON_BYTES) if self.exists(folder, MANIFEST) else None

@@ -1,4 +1,4 @@
-"""accelerate's launchers: ``import accelerate`` finds accel_nb in the workers too."""
+"""accelerate's launchers, whose workers have the alias too: with it ``import accelerate`` imports accel_nb."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def notebook_launcher(function: Callable[..., Any], args: Sequence[Any] = (), *m
 def write_basic_config(mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None) -> Path | bool:
     """Write a file for ``--config-file`` to ``save_location`` and return its path, or False if the file exists.
 
-    Without ``save_location`` nothing is written, as if the file existed: launchers find devices without one, and a
-    precision, which is passed to them or to the Accelerator, is reported.
+    Without ``save_location`` return False and write nothing: launchers need no file to find the devices. Warn then of a
+    ``mixed_precision``, which has an effect only as an argument of a launcher or of the Accelerator.
     """
     if save_location is not None:
         return _write_config(str(mixed_precision).lower(), Path(save_location).expanduser())

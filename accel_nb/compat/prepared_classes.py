@@ -27,7 +27,7 @@ _ACCELERATOR = "_accel_nb_accelerator"
 
 
 class _DetectsPrepared(type):
-    """Metaclass whose ``isinstance`` is true for prepared objects of the class ``kind``."""
+    """Metaclass of classes for ``isinstance``, which is true for prepared objects of the class ``kind``."""
 
     kind: type
 
@@ -99,7 +99,7 @@ class AcceleratedScheduler(metaclass=_DetectsPrepared):
 
     @property
     def step_with_optimizer(self) -> bool:
-        """Whether a call counts where the optimizer steps only."""
+        """Whether a call of ``step`` has an effect only where the optimizer steps."""
         accelerator = _accelerator_of(self)
         return accelerator is None or accelerator.step_scheduler_with_optimizer
 
@@ -114,7 +114,7 @@ def do_nothing() -> None:
 
 
 def add_members(item: Any, source: type, accelerator: Accelerator, methods: dict[str, Any] | None = None) -> None:
-    """Add to a prepared object the public members of ``source`` that it lacks, and override its ``methods``."""
+    """Add to a prepared object the public members of ``source`` that it lacks, and override it by ``methods``."""
     kind: Any = innermost_class(item)
     body = {
         name: value

@@ -22,7 +22,7 @@ ImportOutcome = dict[str, Any] | str | NotImported
 """The result for one value: options, the reason why none is needed, or the reason why it is not imported."""
 
 Rule = Callable[[Any, Mapping[str, Any]], ImportOutcome]
-"""The result for a value, given the value and all values of the file by name."""
+"""A function that returns the result for a value, given the value and all values of the file by name."""
 
 
 def becomes(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:

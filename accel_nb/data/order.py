@@ -88,9 +88,9 @@ def flag_last(
 ) -> Iterator[tuple[T, bool]]:
     """Yield each item and whether it is the last one.
 
-    If ``expected`` ``is_exact``, or nothing is read ahead, the items are drawn one by one, as by a loop over them:
-    drawing the next one, or the end of a sampler, may advance a generator. Items are then marked by their number, and
-    not at all without ``expected``.
+    If the number ``expected`` is exact, or nothing is read ahead, the items are drawn one by one, as by a loop over
+    them: drawing the next one, or the end of a sampler, may advance a random generator. The last item is then found by
+    its number; without ``expected`` none is marked.
 
     The first ``expected - 1`` items are not the last, so they are yielded without drawing the next one. After these, or
     without ``expected``, the next item is drawn before one is yielded. With fewer items than expected, no item is
@@ -126,9 +126,9 @@ def distribute_indices(
 ) -> tuple[Any, BatchShare]:
     """Return ``rank``'s samples of a global batch, and its `BatchShare`.
 
-    In a group with a batch for each rank, rank r has the r-th batch unchanged. A short group (:func:`is_short`; a group
-    of one batch is short in any world of more than one) is divided evenly. A rank with an empty share has the first
-    sample as a filler. With ``num_even``, each rank has that many samples of a group that does not divide evenly;
+    In a group with a batch for each rank, rank r has the r-th batch unchanged. A short group (`is_short`; a group
+    of one batch is short in any world of more than one) is divided evenly. A rank with an empty share has the
+    first sample as a filler. With ``num_even``, each rank has that many samples of a group that does not divide evenly;
     missing ones are taken from ``repeats``.
     """
     sizes = [len(batch) for batch in group]

@@ -17,14 +17,16 @@ from accel_nb.errors import MisuseError
 def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any:
     """Return the contiguous part of ``inputs`` for ``rank`` of ``size``; ``inputs`` is not changed.
 
-    The values of a mapping are divided separately and must be equally long. Parts differ by at most one item, and may
-    be empty; with ``pad`` the last item of ``inputs`` is repeated until parts are equally long. Raises `MisuseError`
-    for inputs without a length or slicing, and for padding of an unknown type.
+    Each value of a mapping is divided in the same way, so they must be equally long. Parts differ by at most one item,
+    and may be empty; with ``pad`` the last item of ``inputs`` is repeated until parts are equally long. Raises
+    `MisuseError` for inputs without a length or slicing, and for padding of an unknown type.
     """
     if isinstance(inputs, Mapping):
         lengths = {key: _length(value) for key, value in inputs.items()}
         if len(set(lengths.values())) > 1:
-            raise MisuseError(f"the values of a dict are divided together, so they must be equally long: {lengths}")
+            raise MisuseError(
+                f"each value of a dict is divided in the same way, so they must be equally long: {lengths}"
+            )
         return {key: split_inputs(value, rank, size, pad=pad) for key, value in inputs.items()}
     if isinstance(inputs, range) and pad:
         return split_inputs(list(inputs), rank, size, pad=True)

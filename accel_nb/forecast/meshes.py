@@ -40,16 +40,19 @@ NO_MESH = MeshShape()
 
 
 def simple_shapes(world: int) -> tuple[MeshShape, ...]:
-    """Return the meshes with one dimension of the least number of ranks, to compare with data parallel training."""
-    least = next((number for number in range(2, world + 1) if world % number == 0), 0)
-    return tuple(MeshShape(**{name: least}) for name in reversed(NAMES)) if least else ()
+    """Return the meshes with one dimension, whose size is the smallest divisor of ``world`` above 1.
+
+    They are compared with data parallel training.
+    """
+    smallest = next((number for number in range(2, world + 1) if world % number == 0), 0)
+    return tuple(MeshShape(**{name: smallest}) for name in reversed(NAMES)) if smallest else ()
 
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
     """The sizes of the shard of a model on one rank of a mesh (the largest one), before FSDP shards it further.
 
-    ``whole`` is the model before experts are divided, whose parts are those with experts if ranks hold one copy.
+    ``whole`` are the sizes of the undivided model, needed where FSDP shards the experts too.
     ``activations`` are those of the samples of one rank. ``messages`` are the bytes that the rank sends in a
     step beside those about gradients and weights. ``refusal`` is why the model cannot be trained so.
     """
@@ -77,7 +80,11 @@ def mesh_layouts(shape: MeshShape, world: int) -> list[Layout]:
 
 
 def estimate_mesh(sizes: MeshSizes, layout: Layout, world: int, kept: Activations | None, is_half: bool) -> MemoryUsage:
-    """Return the memory of a rank of ``world`` in a mesh. Ranks of a sequence hold parameters as those of data do."""
+    """Return the memory of a rank of ``world`` in a mesh.
+
+    Context-parallel ranks replicate or shard parameters as data-parallel ranks do, so only pp and tp reduce the number
+    of ranks that share them.
+    """
     ranks = world // (sizes.shape.pp * sizes.shape.tp)
     model = sizes.whole if layout.divides_parameters and sizes.shape.ep > 1 else sizes.model
     usage = estimate(model, layout, ranks, is_half=is_half, activations=kept or Activations(0))

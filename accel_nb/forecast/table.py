@@ -215,5 +215,5 @@ def _verdict(found: Forecast, plan: Plan) -> str:
 def _remarks(found: Forecast) -> list[str]:
     marks = [] if all(plan.is_supported for plan in found.plans) else ["* not supported by this version"]
     if any(plan.layout not in LAYOUTS for plan in found.plans):
-        marks.append("activations in a mesh are estimated: stages and parts are taken as even")
+        marks.append("activations in a mesh are estimated: stages and parts are assumed to be equal")
     return [*marks, *(f"note: {note}" for note in found.notes)]

@@ -1,4 +1,7 @@
-"""The interface between an engine's worker and the program that it runs, such as the one that runs cells."""
+"""The interface between a worker and the program that it runs, such as the one that runs cells.
+
+An engine, the backend that starts the workers (on this machine, by ssh, Slurm, Ray or kubectl), provides the worker.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ class WorkerLink(Protocol):
         ...
 
     def send_message(self, topic: str, body: dict[str, Any]) -> None:
-        """Send a message about the running request to the kernel."""
+        """Send a message about the running task to the kernel."""
         ...
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Return a context manager; inside of it interrupts of the running request raise KeyboardInterrupt."""
+        """Return a context manager; inside of it interrupts of the running task raise KeyboardInterrupt."""
         ...
 
 
@@ -59,14 +62,16 @@ class Program(Protocol):
     def finish_step(self) -> bool:
         """Request that the running task end with KeyboardInterrupt, on all ranks after the same step.
 
-        Called in the monitor thread: it only sets a flag. Returns False if the task is not about to end a step.
+        Called in the monitor thread: it only sets a flag. Return False if the task cannot end at a
+        step, or if no end of a step is expected soon.
         """
         ...
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
-        """Hold at the next end of a step until `decide_action` is called; called in the monitor thread.
+        """Make the main thread wait at its next end of a step until `decide_action`. Does not block.
 
-        Returns how many ends of steps were counted, or None, without holding, if the task has no steps.
+        Return how many ends of steps were counted; None, without a wait of the main thread, if the task has no steps.
+        Called in the monitor thread.
         """
         ...
 

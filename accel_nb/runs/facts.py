@@ -27,7 +27,10 @@ def environment_facts() -> dict[str, Any]:
 
 
 def git_facts(timeout_s: float = GIT_TIMEOUT_S) -> Mapping[str, Any] | None:
-    """Return commit, branch and number of changed tracked files; None outside of a repository, or without git."""
+    """Return commit, branch and number of changed tracked files.
+
+    Return None outside of a repository, without git, and if git fails or takes longer than ``timeout_s``.
+    """
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(

@@ -10,12 +10,12 @@ from typing import Any
 
 
 def has_not_started(generator: types.GeneratorType[Any, Any, Any]) -> bool:
-    """Return whether nothing has been read from a generator: it is its function and the arguments of the call."""
+    """Return whether nothing has been read from a generator, so that its function and arguments determine it."""
     return inspect.getgeneratorstate(generator) == inspect.GEN_CREATED
 
 
 def generator_values(generator: types.GeneratorType[Any, Any, Any]) -> dict[str, Any]:
-    """Return the variables of a generator by name: of one that has not started its arguments, and its closure's."""
+    """Return the variables of a generator by name; before it has started they are its arguments and its closure's."""
     return {} if generator.gi_frame is None else dict(generator.gi_frame.f_locals)
 
 

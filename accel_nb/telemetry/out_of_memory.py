@@ -23,11 +23,11 @@ class OutOfMemoryReport:
     free: int
     held: dict[str, int]
     """By kind: parameters, gradients, optimizer, activations, other tensors."""
-    rest: int
+    unattributed: int
     """Allocated memory that belongs to no tensor."""
     cached: int
     """Memory that the allocator has reserved and no object uses."""
-    room: int
+    usable: int
     """The most memory that the rank can use."""
     line: str
     """The line of the cell that failed."""

@@ -31,7 +31,7 @@ def test_a_step_that_does_not_fit_is_explained_and_the_workers_go_on(kernel):
     reported = output.traceback[output.traceback.index("Memory of rank") :]
     assert "32.0 MiB were requested" in reported
     assert "line 7: loss.backward()" in reported
-    assert "kept for the backward pass behind *.up" in reported
+    assert "activations saved for the backward pass in or after *.up" in reported
     assert "parameters  gradients" in reported
     (advice,) = [line for line in reported.splitlines() if "--accumulate" in line]
     assert " fits " in advice

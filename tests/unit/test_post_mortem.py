@@ -100,7 +100,7 @@ def test_the_report_has_module_and_line_and_frames_are_released() -> None:
     assert found.module == "1 (Layer)"
     assert "torch.OutOfMemoryError(CUDA)" in found.line
     assert MemoryHolder("`loss (line 2)`", 4) in found.holders
-    assert MemoryHolder("kept for the backward pass behind *.inner", 32 * 64 * 4) in found.holders
+    assert MemoryHolder("activations saved for the backward pass in or after *.inner", 32 * 64 * 4) in found.holders
     assert names["loss"].grad_fn is None, "its graph would hold what the next step needs"
 
 
@@ -108,9 +108,9 @@ def test_other_errors_are_none_of_this() -> None:
     assert report_out_of_memory(ValueError("memory"), [], {}, device="cpu", source="") is None
 
 
-def answer_of_rank_1(room: int = 3 * 2**20) -> RankAnswer:
+def answer_of_rank_1(usable: int = 3 * 2**20) -> RankAnswer:
     found = OutOfMemoryReport(
-        device="cpu", requested=2**20, free=2**19, held={"parameters": 2**20}, rest=0, cached=0, room=room,
+        device="cpu", requested=2**20, free=2**19, held={"parameters": 2**20}, unattributed=0, cached=0, usable=usable,
         line="line 3: model(x)", module="", holders=(MemoryHolder("`x (line 1)`", 2**20),),
     )  # fmt: skip
     return RankAnswer(1, "raised", TaskReply(memory=found))
@@ -133,7 +133,7 @@ def test_three_changes_are_weighed_where_the_model_is_known() -> None:
     assert "batch_size=" in changes[0]
     assert "--strategy fsdp" in changes[1]
     assert "--activation-checkpointing" in changes[2]
-    plenty = describe_out_of_memory([answer_of_rank_1(room=2**30)], names, config, specs)
+    plenty = describe_out_of_memory([answer_of_rank_1(usable=2**30)], names, config, specs)
     assert sum(" fits " in line for line in plenty) == 3
 
 

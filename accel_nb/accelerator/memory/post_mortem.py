@@ -44,26 +44,26 @@ def report_out_of_memory(
     if not is_out_of_memory(error):
         return None
     device = torch.device(device)
-    steps = list(_steps(error))
-    frames = [step.tb_frame for step in steps]
+    entries = list(_entries(error))
+    frames = [entry.tb_frame for entry in entries]
     held, models = attribute_memory(accelerators, namespace, device=device, source=source)
     for frame in frames:
         if frame.f_locals is not namespace:
             held.add_variables({f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()})
     held.add_other_tensors()
-    kind = device_type(device)
-    use = kind.memory(device)
-    free = available_host_memory() if kind.is_host else use.free
+    device_kind = device_type(device)
+    use = device_kind.memory(device)
+    free = available_host_memory() if device_kind.is_host else use.free
     counted = held.bytes_by_kind.total()
     return OutOfMemoryReport(
-        device=kind.name if kind.is_host else str(device),
+        device=device_kind.name if device_kind.is_host else str(device),
         requested=requested_bytes(str(error)),
         free=free,
         held=dict(held.bytes_by_kind),
-        rest=max(0, use.allocated - counted),
+        unattributed=max(0, use.allocated - counted),
         cached=max(0, use.reserved - use.allocated),
-        room=free + (counted if kind.is_host else use.reserved),
-        line=_line(steps),
+        usable=free + (counted if device_kind.is_host else use.reserved),
+        line=_line(entries),
         module=_module(frames, models),
         holders=tuple(MemoryHolder(name, size) for name, size in largest_holders(held, _MAX_HOLDERS)),
     )
@@ -90,7 +90,7 @@ def largest_holders(held: MemoryAttribution, number: int) -> list[tuple[str, int
         (f"weights, gradients and optimizer state of {module}", size) for module, size in held.bytes_by_module.items()
     ]
     rows += [
-        (f"kept for the backward pass behind {module}", size)
+        (f"activations saved for the backward pass in or after {module}", size)
         for module, size in held.activation_bytes_by_module.items()
     ]
     return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:number]
@@ -105,7 +105,7 @@ def release_error_memory(error: BaseException, namespace: dict[str, Any], bound:
     current: BaseException | None = error
     while current is not None:
         traceback.clear_frames(current.__traceback__)
-        for frame in [step.tb_frame for step in _steps(current)]:
+        for frame in [entry.tb_frame for entry in _entries(current)]:
             _ = frame.f_locals  # updates the copy of the variables that an earlier read of f_locals has made
         current = current.__cause__ or current.__context__
     for name in bound:
@@ -125,17 +125,17 @@ def requested_bytes(text: str) -> int | None:
     return None if found is None else int(float(found[1]) * _UNITS[found[2][0].lower()])
 
 
-def _steps(error: BaseException) -> Iterator[types.TracebackType]:
-    """Yield the steps of an error's traceback, the outermost first."""
-    step = error.__traceback__
-    while step is not None:
-        yield step
-        step = step.tb_next
+def _entries(error: BaseException) -> Iterator[types.TracebackType]:
+    """Yield the entries of an error's traceback, the outermost first."""
+    entry = error.__traceback__
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
 
 
-def _line(steps: Sequence[types.TracebackType]) -> str:
+def _line(entries: Sequence[types.TracebackType]) -> str:
     """Return the user's code line of the innermost frame that has one, with its number and function, as text."""
-    own = [step for step in steps if is_user_module(step.tb_frame.f_globals.get("__name__"))]
+    own = [entry for entry in entries if is_user_module(entry.tb_frame.f_globals.get("__name__"))]
     if not own:
         return ""
     # The line that raised: a frame has continued to the end of its `with` and `finally` blocks since.

@@ -1,4 +1,9 @@
-"""Parameters and buffers that are almost zero, such as a gate or a new weight: they hide what they multiply."""
+"""Parameters and buffers that are almost zero: random values replace them while model division tests a model.
+
+The test compares the forward pass of whole batches with that of their parts, to find dependences between samples. A
+branch that is multiplied by zeros, by a gate or by the matrix B of LoRA, contributes nothing: a dependence inside of it
+would be missed until training has changed the zeros.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 _NEAR_ZERO = 1e-2
-"""A tensor whose elements are all smaller than this hides differences that later steps show."""
+"""A tensor is almost zero if all of its elements are smaller than this in absolute value."""
 
 
 @contextmanager

@@ -31,18 +31,18 @@ _WITHOUT_COUNTERPART = (
 
 
 class MegatronLMPlugin:
-    """A mesh with Megatron-LM's names; a variable ``MEGATRON_LM_...`` is the value of a field that is not given.
+    """A mesh under Megatron-LM's names. For a field that is not given the variable ``MEGATRON_LM_<FIELD>`` is read.
 
     Args:
-        tp_degree: Processes that compute each layer together (``mesh.tp``).
-        pp_degree: Stages (``mesh.pp``).
-        num_micro_batches: Parts of a batch that pass through the stages (``mesh.micro_batches``).
+        tp_degree: Number of processes that compute each layer together (``mesh.tp``).
+        pp_degree: Number of stages (``mesh.pp``).
+        num_micro_batches: Number of parts of a batch that pass through the stages (``mesh.micro_batches``).
         gradient_clipping: Largest norm of the gradients (``clip``); by default 1.0.
         recompute_activations: Recompute activations in the backward pass (``activation_checkpointing``).
         use_distributed_optimizer: Divide optimizer state among the processes: with ``strategy="fsdp"``, which divides
             gradients and weights too.
-        context_parallel_size: Processes that compute each sequence together (``mesh.cp``).
-        expert_model_parallel_size: Processes that hold different experts (``mesh.ep``).
+        context_parallel_size: Number of processes that compute each sequence together (``mesh.cp``).
+        expert_model_parallel_size: Number of processes that hold different experts (``mesh.ep``).
         others: Other fields of accelerate's class; `as_options` raises an error for them.
     """
 
@@ -92,7 +92,7 @@ class MegatronLMPlugin:
 
 
 def _read(name: str, given: Any, default: Any) -> Any:
-    """Return the given value, else the variable in the type of the default, else the default."""
+    """Return the given value, else the environment variable in the default's type, else the default."""
     if given is not None:
         return given
     text = get_variable(f"{_PREFIX}{name.upper()}", None)
@@ -106,7 +106,7 @@ class TorchTensorParallelPlugin:
     """Tensor parallelism.
 
     Args:
-        tp_size: Processes that compute each layer together (``mesh.tp``).
+        tp_size: Number of processes that compute each layer together (``mesh.tp``).
     """
 
     tp_size: int = 1

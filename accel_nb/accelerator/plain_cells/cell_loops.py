@@ -66,7 +66,7 @@ class CellLoops:
         self._unmanaged.begin_statement(namespace, names, bound)
 
     def is_training(self) -> bool:
-        """Return whether gradients are enabled, and a model that an optimizer steps is in training mode."""
+        """Return whether gradients are enabled, and a model that an optimizer steps, if any, is in training mode."""
         models = self._stepper.stepped_models()
         return torch.is_grad_enabled() and (not models or any(model.training for model in models))
 
@@ -97,11 +97,14 @@ class CellLoops:
         return preparer.begin_epoch(reads_shares=reading is None)
 
     def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
-        """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""
+        """Return how ranks compute the batches of a loader if each rank reads whole ones; None if ranks read shares."""
         return self._division.reading_of(loader)
 
     def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return a forward that divides its rows among the ranks; None to leave that of a model without tensors."""
+        """Return a forward that divides its rows among the ranks.
+
+        Return None if there is one rank, for a model without tensors and for a `ScriptModule`.
+        """
         has_tensors = any(True for _ in chain(model.parameters(), model.buffers()))
         is_alone = self._accelerator.components.data_world.size == 1
         if is_alone or not has_tensors or isinstance(model, torch.jit.ScriptModule):
@@ -142,7 +145,7 @@ class CellLoops:
                 warn_undivided_loader(self._accelerator)
 
     def _training_code(self, loader: DataLoader[Any]) -> types.CodeType | None:
-        """Return the code of a loop that trains with the batches of ``loader``; None if every rank reads all of it."""
+        """Return the code of a loop that trains with ``loader``; None if each rank reads the whole loader."""
         if not torch.is_grad_enabled() or self._division.mode == "none":
             return None
         found = None if self._stepper.computes_alone() else find_training_code()

@@ -1,4 +1,4 @@
-"""Preparation of what a plain cell trains: before its statements, and of what functions and loops make at first use."""
+"""Preparation of what a plain cell trains: named objects before a statement, others at their first use in it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Preparation:
         self.used.clear()
 
     def prepare_named(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
-        """Prepare the objects that names of a namespace reference, once there is an optimizer; return them.
+        """Prepare the objects that names of a namespace reference, if there is an optimizer; return the new ones.
 
         Prepared objects that are no longer referenced are released.
         """
@@ -95,7 +95,7 @@ class Preparation:
             self._accelerator.report(self.used)
 
     def is_called_by_cell(self) -> bool:
-        """Return whether the user's code calls, in a thread in which ranks train together."""
+        """Return whether the user's code makes the current call, in a thread in which ranks train together."""
         return is_called_by_user() and not self._stepper.computes_alone()
 
     def has_optimizers(self) -> bool:
@@ -112,10 +112,10 @@ class Preparation:
         if self._pending:  # a new optimizer may step layers that a model did not have
             self._accelerator.components.preparer.refresh()
         pending = self.forget_pending()
-        local = (value for frame in cell_frames(self._namespace) for value in list(frame.f_locals.values()))
-        within = list(find_training_objects(local))
-        release_unreachable(self._accelerator, self._namespace, [*within, *pending, *iterated])
-        found = self._unprepared([*within, *pending])
+        local_values = (value for frame in cell_frames(self._namespace) for value in list(frame.f_locals.values()))
+        local_objects = list(find_training_objects(local_values))
+        release_unreachable(self._accelerator, self._namespace, [*local_objects, *pending, *iterated])
+        found = self._unprepared([*local_objects, *pending])
         stepped = {id(value) for optimizer in found.optimizers for value in stepped_parameters(optimizer)}
         owners = [model for model in found.modules if any(id(value) in stepped for value in model.parameters())]
         owned = {id(value) for model in owners for value in model.parameters()} | self._stepper.averaged_parameters
@@ -124,8 +124,8 @@ class Preparation:
         ]
         steps = {id(item) for item in optimizers} | self._stepper.optimizer_proxies.keys()
         schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
-        found_here = {id(item) for item in found.optimizers} - {id(item) for item in optimizers}
-        alone = [item for item in pending if id(item) in found_here]
+        unowned = {id(item) for item in found.optimizers} - {id(item) for item in optimizers}
+        alone = [item for item in pending if id(item) in unowned]
         # A tensor in no module has the same gradient on all ranks, as all that is computed outside of models.
         if any(isinstance(value, nn.Parameter) for item in alone for value in stepped_parameters(item)):
             warn_unprepared_model(self._accelerator)
@@ -159,7 +159,7 @@ class Preparation:
         return construct
 
     def wrap_add_param_group(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return a method that also prepares again models with new layers, whose parameters a group may hold."""
+        """Return a method that also refreshes prepared models, whose new layers a parameter group may contain."""
 
         @functools.wraps(original)
         def add(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:

@@ -48,7 +48,7 @@ class TrackingMixin(ProcessView):
 
     @property
     def trackers(self) -> list[GeneralTracker]:
-        """The trackers of the current run, or of the last one; none before `init_trackers` and on other ranks.
+        """The trackers of the current run, or of the last one; none before `init_trackers`, and on ranks other than 0.
 
         Waits until they are open.
         """
@@ -67,10 +67,10 @@ class TrackingMixin(ProcessView):
         """Begin a run with the trackers of ``log_with``; every rank may call, only rank 0 begins the run.
 
         ``config`` is stored with the run, without values whose names indicate secrets. ``init_kwargs`` are keyword
-        arguments for each tracker by its name. A separate thread opens, writes and closes the trackers, from the first
-        value on. A tracker that fails is reported once and receives no more values. If a checkpoint of a run with
-        this name was loaded before the first value, that run is continued. Raises `MisuseError` if a tracker needs a
-        folder and none is given.
+        arguments for each tracker by its name. A separate thread opens the trackers when the first value is logged,
+        writes to them and closes them. A tracker that fails is reported once and receives no more values. If a
+        checkpoint of a run with this name was loaded before the first value, that run is continued. Raises
+        `MisuseError` if a tracker needs a folder and none is given.
         """
         if not self._world.is_main:
             return
@@ -104,8 +104,8 @@ class TrackingMixin(ProcessView):
 
         Numbers are drawn in the panel and sent to the trackers; strings and dictionaries of numbers are sent to the
         trackers only. ``log_kwargs`` are keyword arguments of each tracker's ``log`` by the tracker's name. ``step`` is
-        the number of optimizer steps by default. If the user has set a logging interval while the cell runs, steps
-        between are neither read nor reported. Raises `MisuseError` for other values.
+        the number of optimizer steps by default. If the user has set a logging interval while the cell runs, values
+        of the steps between are neither read nor reported. Raises `MisuseError` for other values.
         """
         if not self._stepper.meter.is_reporting:
             return
@@ -117,7 +117,7 @@ class TrackingMixin(ProcessView):
         plain: dict[str, Any] = {}
         for name, value in values.items():
             if type(value) is not float:
-                if isinstance(value, (str, dict)) and self._accepts_texts:
+                if isinstance(value, (str, dict)) and self._has_trackers:
                     plain[name] = value
                     continue
                 number = _number(name, value)
@@ -134,8 +134,8 @@ class TrackingMixin(ProcessView):
         return self._stepper.num_steps if step is None else step
 
     @property
-    def _accepts_texts(self) -> bool:
-        """Whether trackers run, on this rank or on rank 0."""
+    def _has_trackers(self) -> bool:
+        """Whether a run has been begun on this rank; on ranks other than 0, whether `log_with` has trackers."""
         return self._tracked.thread is not None or bool(self._tracker_choice and not self._world.is_main)
 
     def _emit_metric(self, rank: int, step: int, now: float, name: str, value: float) -> None:
@@ -168,7 +168,7 @@ class TrackingMixin(ProcessView):
             self._tracked.thread.call("log_table", name, list(columns), rows, step=at)
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Store a file or folder with the run in trackers that support it; every rank may call, only the main stores.
+        """Store a file or folder with the run in trackers that support it; every rank may call, only rank 0 stores.
 
         The file is read later: do not change it before `end_training`. Raises `MisuseError` if it does not exist.
         """

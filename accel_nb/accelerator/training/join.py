@@ -1,9 +1,9 @@
 """Training with uneven inputs: ranks that have run out of data take part in the steps of the other ranks.
 
-Inside of the block gradients are not averaged during backward. Before each step the ranks exchange which optimizer they
-step and how many micro-batches its gradients include. Then gradients are summed over ranks and divided by the total
-number of micro-batches. A rank that has run out of data contributes the gradients that it has accumulated since its
-last optimizer step once, and zeros after that.
+Inside of `Accelerator.join_uneven_inputs` gradients are not averaged during backward. Before each step the ranks
+exchange which optimizer they step and how many micro-batches its gradients include. Then gradients are summed over
+ranks and divided by the total number of micro-batches. A rank that has run out of data first contributes the gradients
+that it has accumulated since its last optimizer step, and zeros after that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from accel_nb.runtime.process import serialization
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Bundle, multiply_tensors
 
-_REFUSAL = "inside of join_uneven_inputs other ranks may have ended and would not answer; call it after the block"
+_REFUSAL = (
+    "inside of join_uneven_inputs, ranks that have run out of data do not make this call; make it after the block"
+)
 
 
 @contextmanager
@@ -124,7 +126,7 @@ class _UnevenRun:
             strategy.write_state(bundle, {**found, "schedulers": merged})
 
     def _exchange(self, own: list[int]) -> list[list[int]]:
-        """Return for each rank whether it steps, which optimizer, with how many micro-batches, and leftover ones."""
+        """Return each rank's row: whether it steps, the optimizer's number, its micro-batches, and those left over."""
         rows = torch.stack(self._comm.all_gather(torch.tensor([*own, *self._num_leftover], device="cpu"))).tolist()
         stepping = [rank for rank, row in enumerate(rows) if row[0]]
         if stepping:

@@ -36,7 +36,7 @@ def profiled(settings: ProfileKwargs, rank: int) -> Iterator[Profiler]:
 
 
 def torch_profiler(settings: ProfileKwargs, on_trace_ready: Callable[[Any], None] | None) -> Profiler:
-    """Return torch's profiler with the options of a record; ``on_trace_ready`` is called with it."""
+    """Return torch's profiler with the options in ``settings``; it passes itself to ``on_trace_ready``."""
     return torch.profiler.profile(
         activities=None if settings.activities is None else [_activity(name) for name in settings.activities],
         schedule=_schedule(settings.schedule_option),

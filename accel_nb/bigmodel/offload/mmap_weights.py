@@ -25,7 +25,7 @@ class FileRange:
         self.end = first.offset + first.nbytes
 
     def extend_by(self, tensor: FileTensor) -> bool:
-        """Extend the range by a tensor that follows; return whether it does."""
+        """Extend the range by a tensor if it follows closely in the same file; return whether it does."""
         if tensor.file is not self.file or tensor.offset - self.end > _HOLE_BYTES:
             return False
         self.end = max(self.end, tensor.offset + tensor.nbytes)
@@ -81,7 +81,7 @@ class PageLease:
 
 
 def can_lease(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
-    """Return whether tensors are in the page cache, kernels compute the same from there, and files support leases.
+    """Return whether tensors are in the page cache, aligned as CPU kernels need it, and in files that support leases.
 
     ``rows_only``: only few rows are looked up, which touches few pages and rounds nothing; only leases are needed then.
     """

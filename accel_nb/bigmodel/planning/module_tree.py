@@ -38,7 +38,7 @@ class ModuleTree:
         return name in self.modules and type(self.modules[name]).__name__ in self._no_split
 
     def children(self, name: str) -> list[str]:
-        """Return the direct children and tensors of a module; none if it is not to be split."""
+        """Return the direct children and tensors of a module; none if it has no children or is not to be split."""
         if name not in self.modules or self.is_block(name):
             return []
         module = self.modules[name]

@@ -57,7 +57,7 @@ class DeepSpeedEngine(nn.Module):
     ) -> bool:
         """Save the state of the training to the folder ``tag`` of ``save_dir``, by default ``global_stepN``.
 
-        ``client_state`` has values of the program, as `serialization.encode` takes them. Every rank must call.
+        ``client_state`` has values of the program that `serialization.encode` accepts. Every rank must call.
         """
         name = f"global_step{self._accelerator._stepper.num_steps}" if tag is None else str(tag)
         content = encode(client_state or {})
@@ -78,7 +78,7 @@ class DeepSpeedEngine(nn.Module):
     ) -> tuple[str | None, Any]:
         """Load what `save_checkpoint` has saved, by default the newest; return its folder and ``client_state``.
 
-        Both are None if there is none.
+        Return None for both if there is no checkpoint.
         """
         name = "*" if tag is None else escape(str(tag))
         found = glob(os.path.join(escape(os.fspath(load_dir)), name, _CLIENT_STATE))

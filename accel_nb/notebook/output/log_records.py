@@ -1,4 +1,4 @@
-"""Log records of a cell that the notebook's own handlers handle: those that are no streams to the output and no files.
+"""Log records of a cell for those handlers of the notebook that write neither to its output nor to a file.
 
 Such a handler (a list, a widget, rich's) cannot be copied to the workers. In its place rank 0 has a handler that sends
 each record to the notebook.
@@ -14,7 +14,7 @@ from typing import Any
 RECORD = "log"
 """The topic of messages with a log record."""
 STREAMS = ("<stdout>", "<stderr>")
-_OF_A_PROCESS = frozenset({"args", "msg", "process", "relativeCreated", "thread"})
+_NOT_SENT = frozenset({"args", "msg", "process", "relativeCreated", "thread"})
 """Attributes of a record that are not sent."""
 
 Send = Callable[[str, dict[str, Any]], object]
@@ -22,7 +22,7 @@ Send = Callable[[str, dict[str, Any]], object]
 
 
 class RecordSender(logging.Handler):
-    """Stands on rank 0 for handlers of the notebook, and sends them the records of its logger."""
+    """Replaces handlers of the notebook on rank 0, and sends the records of a logger to them."""
 
     is_copy = True
 
@@ -45,7 +45,7 @@ class RecordSender(logging.Handler):
 
 
 def handle_record(body: dict[str, Any]) -> None:
-    """Handle a record that a `RecordSender` has sent, by the handlers of this process that it is for."""
+    """Handle a record that a `RecordSender` has sent, by the handlers of this process that it has replaced."""
     record = logging.makeLogRecord(body["record"])
     for handler in list(logging.getLogger(body["logger"] or None).handlers):
         if target_of(handler) != body["target"] or record.levelno < handler.level:
@@ -82,6 +82,6 @@ def _to_json(record: logging.LogRecord) -> dict[str, Any]:
     plain = {
         name: value
         for name, value in vars(record).items()
-        if isinstance(value, str | int | float | None) and name not in _OF_A_PROCESS
+        if isinstance(value, str | int | float | None) and name not in _NOT_SENT
     }
     return {**plain, "msg": record.getMessage(), "exc_text": error}

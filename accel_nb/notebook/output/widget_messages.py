@@ -73,7 +73,9 @@ def _update(widget: Any, data: dict[str, Any], buffers: list[bytes], kernel: Any
     if data.get("method") != "update":
         return
     state = _with_buffers(data, buffers)
-    if state.get("msg_id"):  # the output of a block goes to the widget: that of the message that runs the cell
+    # On a worker ``with output_widget:`` sets `msg_id`, so that the front end captures the output of that message. The
+    # front end has only the message that runs this cell, so its id is set.
+    if state.get("msg_id"):
         state["msg_id"] = kernel.get_parent()["header"]["msg_id"]
     with widget.hold_sync():
         for name, value in state.items():

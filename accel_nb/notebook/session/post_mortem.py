@@ -50,7 +50,7 @@ def _describe_failure(rank: int, found: OutOfMemoryReport) -> Iterator[str]:
 
 def _describe_holders(found: OutOfMemoryReport) -> Iterator[str]:
     held = [(kind, found.held.get(kind, 0)) for kind in _KINDS]
-    held += [("not in tensors", found.rest), ("cached", found.cached)]
+    held += [("not in tensors", found.unattributed), ("cached", found.cached)]
     shown = [(kind if kind != "tensors" else "other tensors", size_text(size)) for kind, size in held if size]
     widths = [max(len(kind), len(size)) for kind, size in shown]
     yield "  held: " + "  ".join(kind.rjust(width) for (kind, _), width in zip(shown, widths, strict=True))
@@ -65,7 +65,7 @@ def _describe_remedies(
 ) -> Iterator[str]:
     if "torch" not in sys.modules:
         return
-    request = ForecastRequest(None, Layer("flags", {}, "the cell"), memory=found.room)
+    request = ForecastRequest(None, Layer("flags", {}, "the cell"), memory=found.usable)
     try:
         forecast = forecast_notebook(request, names, config, [spec.device for spec in specs])
     except Exception as error:  # the user's model or data may raise anything; the cell's own error is raised instead

@@ -35,10 +35,10 @@ def run_with_restarts(
 ) -> list[Any]:
     """Run a cell, and up to ``max_restarts`` times again if it fails. Return and raise as `Session.run`.
 
-    Each try has new workers with the notebook's values, and resumes from the newest checkpoint that the run has saved
-    in ``checkpoint.dir``; before the first save it starts as the run did. Only the last try changes the notebook if it
-    fails. An interrupt, a timeout and errors in the cell's options or values are raised at once, since another try
-    would end the same way.
+    Each repeated try runs on new workers, which receive the notebook's values, and resumes from the newest checkpoint
+    that the run has saved in ``checkpoint.dir``; before the first save it starts as the run did. Of failed tries only
+    the last one changes the notebook. Errors in options, and of values that cannot be sent, are raised at once, since a
+    repetition would fail in the same way; so are an interrupt and the cell's own timeout.
     """
     earlier = _list_checkpoints(resolved.config) if resolved.config.max_restarts else {}
     for num_left in range(resolved.config.max_restarts, -1, -1):

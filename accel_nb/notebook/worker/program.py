@@ -110,7 +110,7 @@ class CellProgram:
         self._accelerators.suspend()
 
     def finish_step(self) -> bool:
-        """Make the cell save and end after its next step; return False if it does not save or runs no steps."""
+        """Make the cell save and end after its next step; return False if it does not save or no step ends soon."""
         # A list, since `any` of a generator would not call all of them.
         accepted = [accelerator.request_stop() for accelerator in self._accelerators.open()]
         return any(accepted)

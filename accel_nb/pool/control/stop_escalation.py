@@ -36,15 +36,15 @@ PEER_GRACE_S = 6.0
 FINISH_TIMEOUT_S = 30.0
 """How long ranks may take to end their step after they reported that they will."""
 STACK_S = 0.3
-"""How long before ranks are killed their stacks are requested, for the report of where they did not stop."""
+"""The stacks of ranks are requested this long before they are killed, to report where they did not stop."""
 QUIET_S = 0.05
-"""How long after one rank has stopped the others may take to complete their sends."""
+"""The time that the other ranks have to complete their sends after one rank has stopped."""
 CUT_DELAY_S = 0.5
-"""How long after the interrupt connections are closed even if no rank has stopped."""
+"""Connections are closed this long after the interrupt, even if no rank has stopped."""
 MAX_TICK_S = 0.5
-"""How much time one iteration of the waiting loop counts at most: when this process stalls, ranks may stall too."""
+"""The most time that one iteration of the waiting loop counts: when this process stalls, ranks may stall too."""
 PEER_FAILURE_DELAY_S = 0.2
-"""How long after one rank raised the others are interrupted: often all raise the same error."""
+"""The other ranks are interrupted this long after one rank raised: often all raise the same error."""
 
 Outcome = Literal["done", "raised", "interrupted", "died"]
 Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
@@ -107,7 +107,7 @@ class StopEscalation:
 
     @property
     def must_reopen_group(self) -> bool:
-        """Whether ranks were stopped at different collectives, so that the process group is unusable."""
+        """Whether ranks may have stopped at different collectives, so that the process group is unusable."""
         return (self._interrupted_at is not None or self._interrupted_exchange) and self.size > 1
 
     def record_failure(self, *, interrupted_exchange: bool = False) -> None:
@@ -152,15 +152,15 @@ class StopEscalation:
         if running != self._running:
             self._running, self._unchanged_since = running, now
         if self._interrupted_at is None:
-            peers_late = self._failed_at is not None and now - self._failed_at >= PEER_FAILURE_DELAY_S
-            if is_interrupted or timed_out or peers_late:
+            is_failure_due = self._failed_at is not None and now - self._failed_at >= PEER_FAILURE_DELAY_S
+            if is_interrupted or timed_out or is_failure_due:
                 self.reason = self.reason or ("interrupt" if is_interrupted else "timeout" if timed_out else "failure")
             if self.reason is None:
                 return
-            if self.finishes and self._finish_sent_at is None and not peers_late:
+            if self.finishes and self._finish_sent_at is None and not is_failure_due:
                 self._finish_sent_at = now
                 self._send(waiting, FinishStep(self.number))
-            elif is_interrupted or peers_late or (running and not self._is_finishing(running, now)):
+            elif is_interrupted or is_failure_due or (running and not self._is_finishing(running, now)):
                 self._interrupted_at = now
                 self._send(waiting, Interrupt(self.number))
         elif is_interrupted or now - self._interrupted_at > self._grace_s:

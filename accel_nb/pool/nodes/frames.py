@@ -40,7 +40,7 @@ class ReceivedRegion(MemoryRegion):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A message and its bulk data, which may be memory of others: it is sent before that changes."""
+    """A message and its bulk data: views of memory that may be in use. Send the frame before that memory changes."""
 
     message: Message
     parts: tuple[memoryview, ...] = ()
@@ -74,7 +74,7 @@ def join(frames: Iterable[Frame]) -> bytes:
 
 
 class FrameStream:
-    """Whole frames from a stream that arrives in pieces; the parts of each are views of memory of its own."""
+    """Reads frames from a stream that arrives in pieces; the parts of a frame are views of memory that only it uses."""
 
     def __init__(self) -> None:
         self._lengths = bytearray()
@@ -114,7 +114,7 @@ def _read_body(body: memoryview, head_size: int) -> Frame:
         parts.append(body[offset : offset + size])
         offset += size
     if offset != len(body):
-        raise ChannelError("the sizes of a frame's parts are not its own")
+        raise ChannelError("the sizes of a frame's parts do not add up to its size")
     return Frame(message, tuple(parts))
 
 
@@ -136,7 +136,7 @@ def describe_payloads(payloads: Payloads) -> tuple[dict[str, Any], list[Part]]:
 
 
 def build_payloads(tables: dict[str, Any], parts: Sequence[memoryview]) -> dict[str, Payload]:
-    """Return the payloads of a table, whose bytes start with ``parts``."""
+    """Return the payloads of a table; their bytes are the first of ``parts``, in its order."""
     payloads: dict[str, Payload] = {}
     start = 0
     for name, table in tables.items():

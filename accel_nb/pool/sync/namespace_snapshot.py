@@ -35,12 +35,14 @@ from accel_nb.runtime.distributed.sharded import latest
 
 @dataclass(slots=True)
 class RecordedObject:
-    """The record of an object before a cell runs; it has a fingerprint only if the cell may change the object."""
+    """The record of an object before a cell runs."""
 
     reference: Any
     """The object, or a weak reference to it."""
     fingerprint: Fingerprint | None = None
+    """That of the object's content, if the cell may change the object and its changes can be detected."""
     is_tracked: bool = False
+    """Whether the cell may change the object: it uses the object's name, or a name that refers to it."""
 
 
 @dataclass(slots=True)
@@ -51,14 +53,14 @@ class NamespaceSnapshot:
     objects: dict[str, RecordedObject]
     """By path: the values of names that the cell uses, and the objects reachable from shared names."""
     shared: dict[str, None]
-    parts: RecordedParts
-    """The parts of the modules that kernel and workers share."""
+    module_parts: RecordedParts
+    """The submodules, parameters and buffers of the nn.Modules that kernel and workers share."""
     rebound: frozenset[str] = frozenset()
     """The names that the cell's code binds."""
     imported: SharedObjects = field(default_factory=SharedObjects)
-    """The ids of objects of modules that kernel and workers import."""
+    """The ids of objects that imported Python modules define, in kernel and workers alike."""
     misses: dict[str, int] = field(default_factory=dict[str, int])
-    """How many results the functions with a cache that the cell uses have computed."""
+    """Cache misses so far of the `lru_cache` functions that the cell uses, by their names."""
 
     @classmethod
     def take(
@@ -71,7 +73,7 @@ class NamespaceSnapshot:
         kept: Collection[str] = (),
         imported: SharedObjects | None = None,
     ) -> NamespaceSnapshot:
-        """Record every binding, and the fingerprint of the names that the cell uses.
+        """Record every binding, and the objects that the cell may change: those of ``used`` names and below.
 
         ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names with models, tensors or arrays
         are referenced weakly, so that a cell that creates a new model can use the memory of the old one, except for
@@ -81,16 +83,16 @@ class NamespaceSnapshot:
         shared = dict.fromkeys(name for name in shared if name in bound)
         rebound = frozenset(rebound)
         known = {id(bound[name]) for name in shared}
-        parts: dict[str, dict[str, Any]] = {}
+        referenced: dict[str, dict[str, Any]] = {}
         for name in shared:
             found = {
                 path: part for path, part in referenced_objects(name, bound[name]).items() if id(part) not in known
             }
             if found:
                 known.update(map(id, found.values()))
-                parts[name] = found
+                referenced[name] = found
         waiting, seen = [name for name in used if name in bound], set(used)
-        objects = _objects(bound, shared, parts) if waiting else {}
+        objects = _objects(bound, shared, referenced) if waiting else {}
         imported = SharedObjects() if imported is None else imported
         references = ReferenceRecorder(imported.merge(shared_ids(objects)))
         fingerprints: dict[str, Fingerprint | None] = {}
@@ -98,7 +100,7 @@ class NamespaceSnapshot:
         while waiting:
             name = waiting.pop()
             tracked[name] = bound[name]
-            for path, value in ((name, bound[name]), *parts.get(name, {}).items()):
+            for path, value in ((name, bound[name]), *referenced.get(name, {}).items()):
                 fingerprints[path] = tracked_fingerprint(value, namespace, references)
             references.look_up_parts(bound[name])
             further = {root_name(path) for path in references.looked_up} - seen
@@ -113,7 +115,7 @@ class NamespaceSnapshot:
         weak = {
             name
             for name in (rebound & bound.keys()) - set(kept)
-            if _has_memory(bound[name], parts.get(name, {}).values())
+            if _has_memory(bound[name], referenced.get(name, {}).values())
         }
         for name in weak:
             bound[name] = _to_weak(bound[name])
@@ -121,8 +123,8 @@ class NamespaceSnapshot:
             path: RecordedObject(
                 _to_weak(value) if root_name(path) in weak else value, fingerprints.get(path), path in fingerprints
             )
-            for part in (tracked, *parts.values())
-            for path, value in part.items()
+            for found in (tracked, *referenced.values())
+            for path, value in found.items()
         }
         return cls(bound, held, shared, RecordedParts(objects), rebound, imported, misses)
 
@@ -161,13 +163,13 @@ class NamespaceSnapshot:
         changed = self._with_other_names(changed, objects)
         unchanged = {path: value for path, value in objects.items() if path not in changed}
         fingerprints = {path: held.fingerprint for path, held in self.objects.items() if held.is_tracked}
-        parts = {
+        optimizer_parts = {
             path: found.content.parts if (found := fingerprints[path]) else OptimizerParts()
             for path, value in unchanged.items()
             if path in fingerprints and is_optimizer(value)
         }
-        found = self.imported.merge(shared_ids(unchanged, parts))
-        return self.parts.shared_ids(changed).merge(found) if changed else found
+        found = self.imported.merge(shared_ids(unchanged, optimizer_parts))
+        return self.module_parts.shared_ids(changed).merge(found) if changed else found
 
     def contents(self) -> dict[str, Any]:
         """Return by path the contents in the fingerprints of objects that kernel and workers share."""
@@ -196,7 +198,7 @@ class NamespaceSnapshot:
                 continue
             is_changed = module_structure(value) != before.kind and not is_state_sharded(value)
             if is_changed and can_set_parts(
-                value, self.parts.shared_ids(self._with_other_names([path], self.bindings))
+                value, self.module_parts.shared_ids(self._with_other_names([path], self.bindings))
             ):
                 found.append(path)
         return found
@@ -218,18 +220,18 @@ class NamespaceSnapshot:
         return path in self.objects and self.objects[path].is_tracked
 
 
-def _objects(namespace: Namespace, names: Iterable[str], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _objects(namespace: Namespace, names: Iterable[str], referenced: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     objects = {name: namespace[name] for name in names}
-    for found in parts.values():
+    for found in referenced.values():
         objects.update(found)
     return objects
 
 
-def _has_memory(value: Any, parts: Iterable[Any]) -> bool:
-    """Return whether a value, or a part of it, is a tensor, an array, an object of training or a loader."""
+def _has_memory(value: Any, referenced: Iterable[Any]) -> bool:
+    """Return whether a value, or an object that it refers to, is a tensor, array, training object or loader."""
     return any(
         is_training_object(item) or is_tensor(item) or is_plain_array(item) or is_loader(item)
-        for item in (value, *parts)
+        for item in (value, *referenced)
     )
 
 

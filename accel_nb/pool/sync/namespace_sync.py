@@ -2,7 +2,8 @@
 
 A `NamespaceDelta` is serialized on one side and applied on the other, in either direction. Objects that the receiver
 holds are changed in place, so that references to them stay valid: modules, optimizers, schedulers, containers, and
-the parts of functions, bound methods and objects of the notebook (`accel_nb.pool.sync.paths.object_paths`).
+the parts of functions, bound methods and objects of the notebook. A path identifies such an object: a name and the
+accesses below it, such as ``step@closure:model`` (`accel_nb.pool.sync.paths.object_paths`).
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ _BUILT_IN = (list, tuple, dict, set, frozenset, str, bytes, int, float, complex,
 
 @dataclass(slots=True)
 class NamespaceDelta:
-    """Changes to a namespace: whole values by name, and parts of objects that the receiver holds by path."""
+    """Changes to a namespace: new values by name, and changes of objects that the receiver holds by path."""
 
     values: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
     """The new content of objects that were changed in place."""
     items: dict[str, Any] = field(default_factory=dict)
-    """The contents of the items of long containers (`changed_contents`)."""
+    """The contents of the items of containers with too many items for a path each (`changed_contents`)."""
     structures: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """The direct parts of the modules in modules whose structure was changed."""
+    """For each nn.Module whose structure changed: by submodule path, its own parameters, buffers and submodules."""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The gradients of modules."""
     attributes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """The attributes of modules other than tensors and flags."""
+    """Attributes of modules other than parameters, buffers, `training` and `requires_grad`, by their owner's path."""
     hooks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The user's hooks of modules."""
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -85,10 +86,9 @@ class NamespaceDelta:
         )
 
     def merge(self, other: NamespaceDelta) -> None:
-        """Add the changes of another delta."""
-        for item in fields(self):
-            if isinstance(held := getattr(self, item.name), dict):
-                held.update(getattr(other, item.name))
+        """Add the changes of another delta; its generator states and removed names are left out."""
+        for name in _FIELDS_BY_PATH:
+            getattr(self, name).update(getattr(other, name))
 
     def replace_content(self, other: NamespaceDelta) -> None:
         """Replace the content by that of another delta."""
@@ -97,9 +97,8 @@ class NamespaceDelta:
 
     def remove(self, path: str) -> None:
         """Remove the changes at a path."""
-        for item in fields(self):
-            if isinstance(held := getattr(self, item.name), dict) and item.name != "rng":
-                held.pop(path, None)
+        for name in _FIELDS_BY_PATH:
+            getattr(self, name).pop(path, None)
 
     def pack(
         self,
@@ -110,12 +109,14 @@ class NamespaceDelta:
         kept_names: Collection[str] | None = None,
         has_gradient: Callable[[Any], bool] | None = None,
     ) -> BufferPayload:
-        """Serialize into a payload; raise SectionError if a value cannot be copied: its key ends in the path.
+        """Serialize into a payload.
+
+        Raise SectionError if a value cannot be copied; the last element of the error's ``key`` is the value's path.
 
         ``kept_names`` and ``has_gradient`` are as in `dump_sections`.
         """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed, next_number())}
-        for field_name in _PACKING_ORDER:
+        for field_name in _FIELDS_BY_PATH:
             held = getattr(self, field_name)
             # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
             for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
@@ -178,7 +179,8 @@ class NamespaceDelta:
                     setter(found[path], contents[path])
                 except Exception as error:  # classes of the user may raise anything
                     errors[path] = error
-        # Of a name with a new value, these are changes of the old object, which something else may refer to.
+        # Where a name has a new value too, its old object was changed only for other references to that object, which
+        # need not exist: such an error is ignored.
         errors = {path: error for path, error in errors.items() if path not in self.values}
         namespace.update(self.values)
         for name in self.removed:
@@ -207,10 +209,11 @@ def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, 
     return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
 
 
-_PACKING_ORDER = (
+_FIELDS_BY_PATH = (
     *("structures", "modules", "gradients", "optimizers", "schedulers"),
     *("values", "items", "changed", "attributes", "hooks"),
 )
+"""The fields of a `NamespaceDelta` that are dicts by path, in the order in which they are packed."""
 
 
 def _packing_order(value: Any) -> tuple[int, int]:

@@ -216,7 +216,7 @@ class ResultSender:
             if was and shared.has_moved(was.kind, value):
                 continue  # the receiver's value is still a view of the object that was moved here
             if path in restructured:
-                moved = paths_before(value, before.parts.places_of(path), shared)
+                moved = paths_before(value, before.module_parts.places_of(path), shared)
                 delta.structures[path] = module_parts(value, moved)
                 delta.modules[path] = module_state(value)
                 if gradients.includes(path, value, is_wanted=is_wanted):

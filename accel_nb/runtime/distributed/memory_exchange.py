@@ -40,7 +40,7 @@ _HEADER_BYTES = 4096
 _WORDS_PER_RANK = 16  # a line of the processor's cache
 _COUNTER, _SIZE, _CODE, _PID, _HAS_LEFT = 0, 1, 3, 5, 6  # sizes and codes have one word for each of the two slots
 _MAX_RANKS = (_HEADER_BYTES - _TOKEN_BYTES) // (4 * _WORDS_PER_RANK) - 1
-_HALF = 1 << 31
+_HALF_RANGE = 1 << 31  # counters wrap around at 2**32: a difference below this is not negative
 _MASK = (1 << 32) - 1
 
 
@@ -50,7 +50,7 @@ class _Timespec(ctypes.Structure):
 
 @dataclass(slots=True)
 class LastExchange:
-    """The last exchange that this rank has begun; the values by default are those before the first one."""
+    """The last exchange that this rank has begun; the defaults are the values before the first one."""
 
     operation: str = "none"
     sizes: list[list[int]] = field(default_factory=list[list[int]])
@@ -78,11 +78,12 @@ class MemoryExchange:
         """How many exchanges this rank has begun."""
         self.last = LastExchange()
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
-        self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._words = (ctypes.c_uint32 * (_HEADER_BYTES // 4)).from_buffer(self._memory)
+        # By rank, the index of the first of its words: its counter, sizes, codes and so on.
         self._lines = [_TOKEN_BYTES // 4 + _WORDS_PER_RANK * (1 + other) for other in range(size)]
         self._line = self._lines[rank]
-        self._counters = [ctypes.c_void_p(self._first + 4 * (line + _COUNTER)) for line in self._lines]
+        self._counters = [ctypes.c_void_p(self._address + 4 * (line + _COUNTER)) for line in self._lines]
         self._slice = ctypes.byref(_Timespec(0, _SLICE_NS))
         self._system_call = ctypes.CDLL(None, use_errno=True).syscall
         self._lock = threading.Lock()
@@ -93,7 +94,7 @@ class MemoryExchange:
 
     @staticmethod
     def accepts(tensor: Tensor) -> bool:
-        """Return whether a tensor can be exchanged: a small one on the host, with its elements one behind another."""
+        """Return whether a tensor can be exchanged: a small, contiguous one on the host."""
         return (
             tensor.is_cpu
             and type(tensor) in (Tensor, torch.nn.Parameter)
@@ -109,7 +110,7 @@ class MemoryExchange:
         with self._lock:
             slots, num_bytes = self._exchange(tensor, "all_gather", is_source=True)
             for rank, part in enumerate(gathered):
-                ctypes.memmove(part.data_ptr(), self._first + slots + rank * MAX_BYTES, num_bytes)
+                ctypes.memmove(part.data_ptr(), self._address + slots + rank * MAX_BYTES, num_bytes)
         return gathered
 
     def all_reduce(self, tensor: Tensor, combine: Callable[[Tensor, Tensor], object]) -> None:
@@ -130,7 +131,7 @@ class MemoryExchange:
         with self._lock:
             slots, num_bytes = self._exchange(tensor, "broadcast", is_source=self._rank == source)
             if received is not tensor:
-                ctypes.memmove(received.data_ptr(), self._first + slots + source * MAX_BYTES, num_bytes)
+                ctypes.memmove(received.data_ptr(), self._address + slots + source * MAX_BYTES, num_bytes)
         return received
 
     def leave(self) -> None:
@@ -149,13 +150,13 @@ class MemoryExchange:
         """Run one exchange; return the offset of rank 0's slot in the memory, and the number of bytes in each."""
         words, line = self._words, self._line
         number = (words[line + _COUNTER] + 1) & _MASK
-        half = number & 1
-        slots = _HEADER_BYTES + half * self._size * MAX_BYTES
+        slot = number & 1
+        slots = _HEADER_BYTES + slot * self._size * MAX_BYTES
         num_bytes = tensor.numel() * tensor.element_size()
         if is_source:
-            ctypes.memmove(self._first + slots + self._rank * MAX_BYTES, tensor.data_ptr(), num_bytes)
+            ctypes.memmove(self._address + slots + self._rank * MAX_BYTES, tensor.data_ptr(), num_bytes)
         code = zlib.crc32(operation.encode())
-        words[line + _SIZE + half], words[line + _CODE + half] = num_bytes, code
+        words[line + _SIZE + slot], words[line + _CODE + slot] = num_bytes, code
         last = self.last = LastExchange(operation, [list(tensor.shape)], time.time_ns(), is_open=True)
         self.num_exchanges += 1
         words[line + _COUNTER] = number
@@ -167,10 +168,10 @@ class MemoryExchange:
             last.is_open = False
         for other in self._others:
             peer = self._lines[other]
-            if words[peer + _SIZE + half] != num_bytes or words[peer + _CODE + half] != code:
+            if words[peer + _SIZE + slot] != num_bytes or words[peer + _CODE + slot] != code:
                 raise RuntimeError(
                     f"rank {self._rank} is in {operation} with {num_bytes} bytes, and rank {other} in another exchange "
-                    f"with {words[peer + _SIZE + half]} bytes; every rank must make the same calls: look for a break "
+                    f"with {words[peer + _SIZE + slot]} bytes; every rank must make the same calls: look for a break "
                     "or a branch that only some ranks take"
                 )
         return slots, num_bytes
@@ -179,10 +180,10 @@ class MemoryExchange:
         """Wait until a rank has begun the exchange with this number."""
         words, line, counter = self._words, self._lines[other], self._counters[other]
         for _ in range(_NUM_SPINS):
-            if (words[line + _COUNTER] - number) & _MASK < _HALF:
+            if (words[line + _COUNTER] - number) & _MASK < _HALF_RANGE:
                 return
         deadline = time.monotonic() + self._timeout_s
-        while ((value := words[line + _COUNTER]) - number) & _MASK >= _HALF:
+        while ((value := words[line + _COUNTER]) - number) & _MASK >= _HALF_RANGE:
             if words[line + _HAS_LEFT] or words[self._line + _HAS_LEFT]:
                 raise RuntimeError(f"the exchange of tensors with rank {other} was ended")
             # A signal ends this wait, and its handler runs then.

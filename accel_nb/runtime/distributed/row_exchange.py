@@ -54,7 +54,7 @@ class RowExchange:
         return RowReduction.apply(part, self, weights)  # pyright: ignore[reportReturnType]
 
     def average(self, gradient: Tensor) -> Tensor:
-        """Return the mean of a parameter's gradient over ranks; computed from rows, it equals that on one device."""
+        """Return the mean over ranks; of gradients that ranks computed from rows, it is the gradient on one device."""
         return _Average.apply(gradient, self)  # pyright: ignore[reportReturnType]
 
     def own_range(self, sizes: Sequence[int]) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class RowExchange:
             return rows.new_empty([*rows.shape[:dim], sum(sizes), *rows.shape[dim + 1 :]])
         gathered = self._comm.all_gather(padded.view(-1).view(torch.uint8))
         parts = [part.view(padded.dtype).view(padded.shape)[:size] for part, size in zip(gathered, sizes, strict=True)]
-        # `cat` along ``dim``: what it returns is not a view, which the model's user could not `detach_`.
+        # `cat` along ``dim``, since its result is not a view: user code may call `detach_`, which raises on views.
         return torch.cat([part.movedim(0, dim) for part in parts], dim)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class _Stack(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _SumOwnPart.apply(gradients[0], ctx.exchange), None
+        return _SumOwnElement.apply(gradients[0], ctx.exchange), None
 
 
 class RowReduction(Function):
@@ -142,8 +142,8 @@ class RowReduction(Function):
         return gradients[0] * ctx.scale, None, None
 
 
-class _SumOwnPart(Function):
-    """Sums the gradients of a stack over ranks and returns this rank's rows of the sum."""
+class _SumOwnElement(Function):
+    """Sums the gradients of a stack over ranks and returns this rank's own element of the sum."""
 
     @staticmethod
     def forward(ctx: Any, stacked: Tensor, exchange: RowExchange) -> Tensor:

@@ -1,4 +1,4 @@
-"""Shares the worker's default process group with code that was written for ``torchrun``.
+"""Use of the worker's default process group by code that was written for ``torchrun``.
 
 Such code calls ``init_process_group`` at its start and ``destroy_process_group`` at its end. In a worker the default
 group exists before the code runs and is needed afterwards: the first call uses the open group, the second does nothing.

@@ -57,7 +57,7 @@ class StageExchange:
         return None if kind == _FAILED else (tuple(shape[:dims]), _DTYPES[kind])
 
     def send(self, tensor: Tensor, target: int) -> Callable[[], object]:
-        """Start to send a tensor; return a function that waits, until which it must not be changed."""
+        """Start to send a tensor; return a function that waits. Until that has returned, the tensor must not change."""
         return self.comm.start_send(_as_bytes(tensor), target)
 
     def receive(self, form: Form, source: int) -> Tensor:
@@ -75,7 +75,7 @@ class StageExchange:
         return [((tuple(shape), getattr(torch, name.removeprefix("torch."))), needs) for shape, name, needs in sent]
 
     def share(self, tensors: Sequence[Tensor] | None, forms: Sequence[Form]) -> list[Tensor]:
-        """Return the last stage's tensors."""
+        """Return the last stage's tensors on every rank; ``tensors`` is None on the others."""
         if tensors is None:
             tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in forms]
         shared: list[Tensor] = []
@@ -86,7 +86,7 @@ class StageExchange:
         return shared
 
     def agree(self, value: Any) -> Any:
-        """Return the last stage's value."""
+        """Return the last stage's value on every rank."""
         return self.comm.broadcast_json(value if self.is_last else None, self.num_ranks - 1)
 
     def any(self, flag: bool) -> bool:

@@ -34,15 +34,15 @@ def is_of_other_library(module: str | None) -> bool:
 def modules_imported_after(module: str) -> list[str]:
     """Return the names of the modules that were imported after another one, newest first.
 
-    A worker's process shares the memory of the modules before it with the other workers, until it reads them: each read
-    counts references, which copies the page.
+    Those that were imported before it are in memory that a worker shares with the other workers. Reading one of them
+    would change its reference count, which copies the page of memory.
     """
     # Without bytecode in between, another thread cannot import while this iterates.
     return list(takewhile(module.__ne__, reversed(sys.modules)))
 
 
 def is_in_other_thread() -> bool:
-    """Return whether Python code has started the calling thread; autograd starts threads for devices itself."""
+    """Return whether this is a thread that Python code has started; autograd's threads for devices are not."""
     if threading.get_ident() == threading.main_thread().ident:
         return False
     return not threading.current_thread().name.startswith("Dummy-")  # Python's name of a thread that it did not start
@@ -68,7 +68,7 @@ def user_frame() -> types.FrameType | None:
 
 
 def _module_name(frame: types.FrameType) -> str:
-    """Return the name of a frame's module, which for a module that Python runs as a program is not ``__main__``."""
+    """Return the name of a frame's module; of one that ``python -m`` runs the name in the import system."""
     return getattr(frame.f_globals.get("__spec__"), "name", None) or frame.f_globals.get("__name__", "")
 
 
@@ -101,5 +101,5 @@ def warn_at_user_line(message: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         if (show := logging._warnings_showwarning) is not None:  # type: ignore[attr-defined]
-            warnings.showwarning = show  # the cell logs warnings, maybe to no handler
+            warnings.showwarning = show  # without `logging.captureWarnings`, whose logger may have no handler
         warnings.warn_explicit(message, UserWarning, *location)

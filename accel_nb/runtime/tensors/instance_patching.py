@@ -103,7 +103,7 @@ def _set_class(instance: Any, kind: type) -> None:
 
 
 def unpatch_instance(instance: T) -> T:
-    """Undo the last `patch_instance` of the instance; return an instance that has its plain class unchanged."""
+    """Undo the last `patch_instance` of an instance, if there is one, and return the instance."""
     plain, special = plain_class(instance), type(instance)
     if plain is not special:
         _set_class(instance, plain)
@@ -140,9 +140,9 @@ def _classes(instance: T) -> list[type[T]]:
 
 
 def plain_view(model: nn.Module, *, keeps_inner: bool = False) -> nn.Module:
-    """Return another object of the plain class that shares all state with ``model``, which is left unchanged.
+    """Return another object that shares all state with ``model``, with its innermost class and its original forward.
 
-    ``keeps_inner`` keeps the innermost subclass, which runs compiled code.
+    ``keeps_inner`` keeps the subclass that the first `patch_instance` has created, which runs compiled code.
     """
     classes = _classes(model)
     own = [found[_OWN_FORWARD] for found in map(vars, classes) if _OWN_FORWARD in found]
@@ -230,7 +230,7 @@ def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
 
 
 def replaced_forward(kind: type) -> Callable[..., Any] | None:
-    """Return the own ``forward`` of the instance of a class ``kind`` that `replace_forward` made, if it had one."""
+    """Return the ``forward`` attribute that `replace_forward` has moved from an instance to its class, if any."""
     return vars(kind).get(_OWN_FORWARD)
 
 

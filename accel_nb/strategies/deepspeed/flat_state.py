@@ -18,13 +18,17 @@ from accel_nb.strategies.deepspeed.flat_shards import FlatSlot
 from accel_nb.strategies.deepspeed.state_shard import make_state_shard
 from accel_nb.strategies.deepspeed.whole_states import WholeStates
 
-_SINGLE = ("step", "eta", "mu", "mu_product")
-"""Entries of which a parameter has one, where its only element does not show that."""
+_SCALARS = ("step", "eta", "mu", "mu_product")
+"""Names of state entries that are one scalar per parameter.
+
+Needed for 0-dim parameters, whose scalar and per-element entries have the same shape.
+"""
 
 
 class FlatState:
-    """Sets this rank's shards of the state of the ``inner`` optimizer in the user's, and loads what code sets there.
+    """Keeps the state of the user's optimizer and that of ``inner``, DeepSpeed's own optimizer, equal.
 
+    It puts this rank's shards of the inner state into ``optimizer.state``, and copies what user code writes there back.
     ``flats`` are the flat tensors that the inner optimizer steps, with the parameters in them. Whole tensors of state
     dicts are recorded in ``states``.
     """
@@ -40,17 +44,18 @@ class FlatState:
         self._shown: list[Any] = []
         # All entries of the inner optimizer at that time.
         self._inner_shown: list[Any] = []
-        # The entries that a flat tensor has once, such as a step count: where they are, and the tensor whose elements
-        # are those that the parameters have, with its version; a write to one of these has no effect by itself.
-        self._singles: list[tuple[dict[str, Any], str, Tensor, int]] = []
+        # Of each scalar entry of a flat tensor, such as a step count: the inner optimizer's state of that flat tensor,
+        # the entry's name, a tensor with a copy for each parameter, and its version. User code has the copies: writing
+        # to one does not change the inner optimizer, but the version shows the write, and `load_changes` applies it.
+        self._scalars: list[tuple[dict[str, Any], str, Tensor, int]] = []
         self._load(optimizer.state)
         self._on_read = optimizer.register_state_dict_post_hook(self._gather_state)
 
-    def load(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
-        """Replace the state by ``states``; ``whole`` reads one of its tensors. Every rank must call."""
+    def load(self, states: Mapping[nn.Parameter, Mapping[str, Any]], read_whole: Callable[[Any], Any]) -> None:
+        """Replace the state by ``states``; ``read_whole`` returns a whole tensor of it. Every rank must call."""
         self._optimizer.state.clear()
         self._inner.state.clear()
-        self._load(states, whole)
+        self._load(states, read_whole)
 
     def load_changes(self) -> None:
         """Load the state that code has set or removed in the user's optimizer since it was shown there, if it has."""
@@ -60,7 +65,7 @@ class FlatState:
             self._load(states)
 
     def _has_changed(self) -> bool:
-        if any(shown._version != version for _, _, shown, version in self._singles):
+        if any(shown._version != version for _, _, shown, version in self._scalars):
             return True
         found = self._entries()
         return len(found) != len(self._shown) or any(map(operator.is_not, found, self._shown))
@@ -84,12 +89,12 @@ class FlatState:
         if not self._is_shown or has_others:
             self._show()
             return
-        self._singles = [
-            (entries, name, shown.fill_(entries[name]), shown._version) for entries, name, shown, _ in self._singles
+        self._scalars = [
+            (entries, name, shown.fill_(entries[name]), shown._version) for entries, name, shown, _ in self._scalars
         ]
 
     def release(self) -> None:
-        """Update the user's optimizer for the last time."""
+        """Load the last changes of the user's code, and stop gathering its state dicts."""
         self.load_changes()
         self._on_read.remove()
 
@@ -97,20 +102,22 @@ class FlatState:
         """Return the whole state of each parameter; every rank must call."""
         return {
             place.parameter: {
-                name: sharded.gather_full(value, comm) if sharded.is_sharded(value) else _copy_single(value)
+                name: sharded.gather_full(value, comm) if sharded.is_sharded(value) else _copy_value(value)
                 for name, value in self._optimizer.state.get(place.parameter, {}).items()
             }
             for _, places in self._flats
             for place in places
         }
 
-    def _load(self, states: Mapping[Any, Mapping[str, Any]], whole: Callable[[Any], Any] = lambda value: value) -> None:
+    def _load(
+        self, states: Mapping[Any, Mapping[str, Any]], read_whole: Callable[[Any], Any] = lambda value: value
+    ) -> None:
         """Copy state, by parameter, into the flat tensors; missing entries count as zero."""
         for flat, places in self._flats:
             known = [states[place.parameter] for place in places if states.get(place.parameter)]
             if not known:
                 continue
-            counts = {float(whole(entries["step"])) for entries in known if "step" in entries}
+            counts = {float(read_whole(entries["step"])) for entries in known if "step" in entries}
             if len(counts) > 1:
                 raise MisuseError(
                     f"parameters of one group of the {type(self._optimizer).__name__} were stepped "
@@ -119,15 +126,14 @@ class FlatState:
                 )
             for name, example in known[0].items():
                 if not _has_elements(name, places, states):
-                    single = whole(example)
-                    self._inner.state[flat][name] = single.clone() if isinstance(single, Tensor) else single
+                    self._inner.state[flat][name] = _copy_value(read_whole(example))
                     continue
                 buffer = self._inner.state[flat][name] = torch.zeros_like(flat, requires_grad=False)
                 for place in places:
                     value = states.get(place.parameter, {}).get(name)
                     if value is None:
                         continue
-                    value = whole(value)
+                    value = read_whole(value)
                     start, length = place.shard.ranges[place.shard.rank]
                     own = (
                         sharded.local_shard(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
@@ -138,16 +144,16 @@ class FlatState:
     def _show(self) -> None:
         """Set this rank's shards of the state in the user's optimizer."""
         self._is_shown = any(self._inner.state.values())
-        self._singles.clear()
+        self._scalars.clear()
         for flat, places in self._flats:
             entries = self._inner.state.get(flat, {})
             for name, value in entries.items():
-                if not _is_single(value, flat):
+                if not _is_scalar(value, flat):
                     shown = [make_state_shard(place.narrow(value), place.shard, self._states) for place in places]
                 elif isinstance(value, Tensor):
-                    one_each = value.detach().expand(len(places), *value.shape).clone()
-                    shown = list(one_each)
-                    self._singles.append((entries, name, one_each, one_each._version))
+                    copies = value.detach().expand(len(places), *value.shape).clone()
+                    shown = list(copies)
+                    self._scalars.append((entries, name, copies, copies._version))
                 else:
                     shown = [value] * len(places)
                 for place, shard in zip(places, shown, strict=True):
@@ -176,16 +182,16 @@ def _has_elements(name: str, places: list[FlatSlot], states: Mapping[Any, Mappin
     found = [(place.shard.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)]
     sized = [(shape, value) for shape, value in found if shape and value is not None]
     if not sized:
-        return name not in _SINGLE
+        return name not in _SCALARS
     return any(hasattr(value, "shape") and _shape_of(value) == shape for shape, value in sized)
 
 
-def _copy_single(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _is_single(value: Any, flat: Tensor) -> bool:
-    """Return whether an entry of the state is one for all of a flat tensor, and not one number for each element."""
+def _is_scalar(value: Any, flat: Tensor) -> bool:
+    """Return whether a flat tensor has one value of this entry of the state, and not one for each element."""
     return not isinstance(value, Tensor) or value.shape != flat.shape
 
 

@@ -17,7 +17,7 @@ HeldGradients = Iterable[tuple[nn.Parameter, Tensor]]
 
 
 class WholeGradients:
-    """The gradients that were read or replaced, and those that were set to None, until they are stored.
+    """The gradients that were read or replaced, and those that were dropped (set to None), until they are stored.
 
     ``shards`` are this rank's shards of the parameters, by id.
     """
@@ -69,7 +69,7 @@ class WholeGradients:
             raise MisuseError(_PARTLY_DROPPED.format(dropped=len(self._dropped), all=len(self._shards)))
 
     def store(self, held: HeldGradients) -> None:
-        """Copy this rank's shards of what was read, and may have been changed, to where the gradients are held."""
+        """Copy this rank's shards of the gradients that were read, and may have been changed, to ``held``."""
         whole, self._whole = self._whole, {}
         if whole:
             for parameter, value in held:
@@ -79,7 +79,7 @@ class WholeGradients:
                     value.view(-1).copy_(own)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget which gradients were read, replaced and dropped."""
         self._whole.clear()
         self._dropped.clear()
 

@@ -20,9 +20,9 @@ class WholeStates:
     """The values of state dicts that code has read on one rank; every rank must read the same ones."""
 
     def __init__(self) -> None:
-        # Each with the divided tensor and its version; kept, since code may write into values that it does not keep.
+        # Divided tensors, their values, and the values' versions. Code may write into one that it does not keep.
         self._read: list[tuple[Tensor, Tensor, int]] = []
-        # Those that were read before the last pass or step, if code keeps them.
+        # The values, and their versions, that were read before the last pass or step, if code keeps references.
         self._earlier: list[tuple[weakref.ref[Tensor], int]] = []
         self._has_warned = False
 
@@ -32,7 +32,7 @@ class WholeStates:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Copy what was written into the values into the shards of this rank.
+        """Copy to this rank's shards what code has written into the values.
 
         Raises `MisuseError` if code has written into one that it read before the last pass or step.
         """
@@ -48,7 +48,7 @@ class WholeStates:
             raise MisuseError(_WRITTEN_LATE)
 
     def warn_of_step(self) -> None:
-        """Warn, once, that values which code keeps do not show a step."""
+        """Warn, once, if code keeps values from before a step: they do not show it."""
         if not self._has_warned and any(reference() is not None for reference, _ in self._earlier):
             self._has_warned = True
             warn_at_user_line(_KEPT)

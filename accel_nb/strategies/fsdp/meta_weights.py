@@ -48,7 +48,7 @@ class WeightFilling:
 
     @torch.no_grad()
     def fill_whole(self, device: torch.device) -> None:
-        """Read the tensors that are not sharded: buffers, and parameters of a single number."""
+        """Read the tensors that are not sharded: buffers and 0-dim parameters."""
         buffers: dict[int, Tensor] = {}  # those of several modules stay one tensor
         for module in self._model.modules():
             for name, buffer in module._buffers.items():

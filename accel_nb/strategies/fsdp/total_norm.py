@@ -29,7 +29,7 @@ def clip_total_norm(
 ) -> Tensor:
     """Clip gradients to ``max_norm`` and return their total norm before clipping; all-reduces one number.
 
-    Of ``num_stages`` stages one alone holds the parameters for which ``is_staged`` returns True.
+    A parameter for which ``is_staged`` returns True is on the ranks of one of ``num_stages`` pipeline stages only.
     """
     device = torch.device(world.device)
     whole: list[Tensor] = []
@@ -52,6 +52,8 @@ def clip_total_norm(
         sharded_norm = functools.reduce(torch.maximum, norms.values())
         total = torch.maximum(comm.all_reduce(sharded_norm, "max"), replicated_norm)
     else:
+        # The sum over ranks includes a shard once for each of its copies, so it is divided by their number. `most` is
+        # equal on all ranks: those of other stages may hold shards with other numbers of copies.
         most = world.size if num_stages > 1 else max(norms)
         powers = [norm**norm_type * (most / copies) for copies, norm in norms.items()]
         sharded_sum = comm.all_reduce(functools.reduce(torch.add, powers)) / most

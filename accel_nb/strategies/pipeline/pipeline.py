@@ -1,9 +1,9 @@
 """The forward and backward passes of one model whose blocks are computed by several ranks, one stage each.
 
 The model's own code runs on every rank. Before the first block of its stage a rank returns the input of a block as its
-output; the first own block takes the tensor that the stage before has sent, and after the last one the forward pass is
-ended by an exception. The outputs of the last stage are sent to all ranks, so that the code around the model computes
-the same there. A batch passes in several micro-batches, as in GPipe: first all forward, then all backward.
+output; the first own block takes the tensor that the previous stage has sent, and after the last one the forward pass
+is ended by an exception. The outputs of the last stage are sent to all ranks, so that the code around the model
+computes the same there. A batch passes in several micro-batches, as in GPipe: first all forward, then all backward.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Pipeline:
     def run_stage(self, stage: Stage, receive: Callable[[], Tensor], args: Any, kwargs: Any) -> Any:
         """Compute one stage with one micro-batch; return the tensor for the next stage, or the model's output.
 
-        ``receive`` returns the tensor of the stage before.
+        ``receive`` returns the previous stage's output.
         """
         self._run = StageRun(stage, receive)
         try:

@@ -33,13 +33,16 @@ class StageEndedError(BaseException):
 
 
 class StageRun:
-    """One forward pass of one stage with one micro-batch; ``receive`` returns the tensor of the stage before."""
+    """One forward pass of one stage with one micro-batch; ``receive`` returns the previous stage's output."""
 
     def __init__(self, stage: Stage, receive: Callable[[], Tensor]) -> None:
         self._stage, self._receive = stage, receive
 
     def call(self, number: int, compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Compute a block of this stage; return the input of a block of an earlier stage."""
+        """Compute a block of this stage and return its output; of a block of an earlier stage return the input.
+
+        Raise `StageEndedError` after the last block of the stage, unless it is the model's last stage.
+        """
         stage = self._stage
         if number not in stage.blocks:
             return chain_input(args, kwargs)
@@ -56,7 +59,7 @@ class StageRun:
 
 
 class StageInput:
-    """The tensor that the stage before sends for one micro-batch; ``form`` is None until it was received."""
+    """The tensor that the previous stage sends for one micro-batch; ``form`` is None until it was received."""
 
     def __init__(self, exchange: StageExchange, source: int | None, form: Form | None) -> None:
         self._exchange, self._source = exchange, source
@@ -65,14 +68,14 @@ class StageInput:
         self._is_received = False
 
     def receive(self) -> Tensor:
-        """Return the tensor of the stage before; raise RuntimeError if that has failed."""
+        """Return the tensor of the previous stage; raise RuntimeError if that stage has failed."""
         self.drain()
         if self.tensor is None:
-            raise RuntimeError("the stage before has failed")
+            raise RuntimeError("the previous stage has failed")
         return self.tensor
 
     def drain(self) -> None:
-        """Receive the tensor of the stage before, unless it was received already."""
+        """Receive the tensor of the previous stage, unless it was received already."""
         if self._is_received or self._source is None:
             return
         self._is_received = True

@@ -1,7 +1,8 @@
 """Choice of the layers of a model that are divided.
 
-A model's own plan, as those of transformers have one, is followed. Else groups of linear layers are found by shape and
-name, and a group is divided only if a trial has shown that its parts compute the same as the whole.
+If a model has a ``tp_plan``, as models of transformers have, the layers that it names are divided. Otherwise groups of
+linear layers are found by shape and name, and a group is divided only if a trial has shown that its parts compute the
+same as the whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from accel_nb.strategies.tensor_parallel.trial import try_group
 from accel_nb.strategies.trials import TrialFailed
 
 _COLUMNS, _ROWS, _WHOLE = {"colwise"}, {"rowwise"}, {"replicated_with_grad_allreduce"}
-# Styles of layers that stay whole: they take the memory of the whole, and compute the same.
+# Styles of layers that are not divided, although the plan divides them: each rank computes the whole layer.
 _LEFT_WHOLE = {
     "replicate", "replicated", "sequence_parallel", "embedding_rowwise", "colwise_rep", "colwise_gather_output",
     "gather",
@@ -41,7 +42,7 @@ _WIDTHS = re.compile(r"embd|embed|dim|hidden|width|d_model|channels")
 
 @dataclass
 class DivisionPlan:
-    """The layers of a model that are divided, and by class of module why others are not."""
+    """The layers of a model that are divided, and by the class name of a module why its layers are not."""
 
     groups: list[DividedGroup] = field(default_factory=list)
     left_whole: dict[str, str] = field(default_factory=dict)
@@ -112,7 +113,7 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
 
 
 def _has_dropout(owner: nn.Module) -> bool:
-    """Return whether a module may draw random numbers in training, by its dropout layers and its numbers."""
+    """Return whether a module may draw random numbers in training, by its dropout layers and float attributes."""
     rates = [part.p for part in owner.modules() if isinstance(part, _DROPOUT)]
     rates += [value for name, value in vars(owner).items() if "dropout" in name and isinstance(value, float)]
     return any(rate > 0 for rate in rates)
@@ -237,7 +238,7 @@ def _try_candidates(
 
 
 def _attribute_choices(owner: nn.Module, heads: Mapping[str, int], inner: int, size: int) -> Iterator[tuple[str, ...]]:
-    """Yield the numbers of a module that may have to be divided while it computes, by name."""
+    """Yield sets of attributes, such as numbers of heads, that may have to be divided while the module computes."""
     widths = tuple(
         name
         for name, value in vars(owner).items()
@@ -263,7 +264,7 @@ def _head_counts(owner: nn.Module) -> dict[str, int]:
 
 
 def _kind_of(owner: nn.Module) -> Any:
-    """Return a key that is equal for modules of one kind: classes, shapes of parameters and numbers."""
+    """Return a key that is equal for modules of one kind: classes, shapes of parameters and attributes."""
     shapes = tuple((name, tuple(value.shape)) for name, value in owner.named_parameters(remove_duplicate=False))
     parts = tuple((name, innermost_class(part)) for name, part in owner.named_modules())
     numbers = tuple((name, value) for name, value in vars(owner).items() if type(value) in (int, float, bool, str))

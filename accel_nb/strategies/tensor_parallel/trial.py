@@ -36,8 +36,8 @@ class _Outcome:
 def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> bool:
     """Compute ``owner`` whole and in ``size`` parts, on random numbers; raises `TrialFailed` if results differ.
 
-    Outputs, the gradient of the input and those of all parameters are compared, the latter put together from the parts.
-    Return whether the parts draw random numbers, as for dropout, which are not those that the whole draws.
+    Outputs, the gradient of the input and those of all parameters are compared; a part has shards of the gradients of
+    divided parameters. Return whether in training a part draws other random numbers than the whole, as for dropout.
     """
     if not _takes_one_argument(owner):
         raise TrialFailed("its forward needs more than one argument, so it cannot be tried")

@@ -21,7 +21,7 @@ class TrackioTracker(GeneralTracker):
     name = "trackio"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Set the project's name; ``kwargs`` are passed to ``trackio.init``."""
+        """Set the project's name, ``run_name``; ``kwargs`` are passed to ``trackio.init``."""
         super().__init__()
         self.run_id = str(kwargs.pop("name", None) or f"run-{uuid.uuid4().hex[:12]}")
         self._options = {

@@ -1,4 +1,4 @@
-"""Calls trackers in a separate thread, so that a slow, offline or broken tracker never blocks the training."""
+"""Calls of trackers in a separate thread, so that a slow, offline or broken tracker never blocks the training."""
 
 from __future__ import annotations
 

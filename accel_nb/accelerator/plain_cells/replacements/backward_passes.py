@@ -18,7 +18,7 @@ from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 
 Check = Callable[[Tensor, str | None], object]
-"""Runs checks before a backward pass of a loss; the text, if any, is why the loss cannot be computed from shares."""
+"""Checks a loss before its backward pass; the string, if any, is why the ranks' shares do not add up to it."""
 
 
 class BackwardPasses:
@@ -35,7 +35,7 @@ class BackwardPasses:
         """Whether a backward pass has run since an optimizer, prepared or not, stepped last."""
 
     def wrap_method(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return a ``Tensor.backward`` that computes the gradients of one device."""
+        """Return a ``Tensor.backward`` that computes what one device would compute for the whole batch."""
         stepper = self._stepper
 
         @functools.wraps(original)
@@ -46,8 +46,8 @@ class BackwardPasses:
             create_graph: bool = False,
             inputs: Any = None,
         ) -> None:
-            is_prepared = not stepper.is_inside_backward and (gradient is None or _fits(loss, gradient))
-            if not is_prepared or stepper.computes_alone():
+            is_replaced = not stepper.is_inside_backward and (gradient is None or _fits(loss, gradient))
+            if not is_replaced or stepper.computes_alone():
                 original(loss, gradient, retain_graph, create_graph, inputs)
                 return
             stepper.meter.name_loss(sys._getframe(1), loss)
@@ -58,7 +58,7 @@ class BackwardPasses:
         return backward
 
     def wrap_function(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return a ``torch.autograd.backward`` that computes the gradients of one device."""
+        """Return a ``torch.autograd.backward`` that computes what one device would compute for the whole batch."""
         stepper = self._stepper
 
         @functools.wraps(original)
@@ -139,8 +139,12 @@ class BackwardPasses:
             stepper.backward(loss, retain_graph=retain_graph, create_graph=create_graph)
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a ``torch.autograd.grad`` that averages the gradients of prepared parameters over ranks."""
+        """Return a ``torch.autograd.grad`` that in model division computes what one device would.
+
+        Gradients of the parameters that a backward pass averages over ranks are averaged here too.
+        """
         stepper, exchange = self._stepper, self._calls.exchange
+        # One output of a divided call may have been computed from another: a gradient by that one includes this path.
         grad_of_related = self._calls.related.replace_grad(original)
 
         @functools.wraps(original)

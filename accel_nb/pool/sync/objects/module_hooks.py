@@ -28,7 +28,7 @@ FLAGS = {
     "_forward_pre_hooks_with_kwargs": "_forward_pre_hooks",
 }
 """Attributes with the numbers of hooks that are called in another way, each with the attribute that has these hooks."""
-_KIND = "_is_full_backward_hook"
+_IS_FULL_BACKWARD = "_is_full_backward_hook"
 
 HookKey = tuple[str, str, int]
 """The path of a submodule or parameter, the attribute that has the hook, and its number."""
@@ -52,7 +52,7 @@ def module_hook_ids(module: Any) -> dict[HookKey, int]:
 
 
 def changed_module_hooks(module: Any, before: Mapping[HookKey, int]) -> dict[str, dict[str, Any]]:
-    """Return the user's hooks of a module by path and attribute; those of ``before`` are None."""
+    """Return the user's hooks of a module by path and attribute, with None in place of those in ``before``."""
     known = {(name, number, code) for (_, name, number), code in before.items()}
     found: dict[str, dict[str, Any]] = {}
     for (path, name, number), hook in module_hooks(module):
@@ -64,7 +64,7 @@ def changed_module_hooks(module: Any, before: Mapping[HookKey, int]) -> dict[str
         own = vars(part)
         for name, holder in FLAGS.items():
             hooks[name] = {number: True for number in own.get(name, ()) if number in hooks.get(holder, ())}
-        hooks[_KIND] = own.get(_KIND)
+        hooks[_IS_FULL_BACKWARD] = own.get(_IS_FULL_BACKWARD)
     return found
 
 
@@ -80,8 +80,8 @@ def set_changed_module_hooks(module: Any, hooks: Mapping[str, Mapping[str, Any]]
             others = {number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()}
             _replace(held, users[name], others)
             reserve_numbers(others)
-        if _KIND in sent:
-            own[_KIND] = sent[_KIND]
+        if _IS_FULL_BACKWARD in sent:
+            own[_IS_FULL_BACKWARD] = sent[_IS_FULL_BACKWARD]
     for path, value in module.named_parameters():
         sent, own = hooks.get(path, {}), gradient_hooks(value)
         for name in own.keys() | sent.keys():

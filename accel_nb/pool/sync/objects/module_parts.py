@@ -1,7 +1,8 @@
 """The submodules, parameters and buffers of modules, to change the structure of a module in place.
 
 A cell may replace a layer of the notebook's model, add one, or change the dtype of its weights. Trainers, optimizers
-and lists of the notebook refer to that model: it keeps its identity, and so does each part that still exists.
+and lists of the notebook refer to that model: it keeps its identity, and so does each part that still exists. The
+*direct parts* of a module are those of its own registries, without those of its submodules.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from accel_nb.runtime.tensors.module_paths import submodule_at
 ResolvedParts = list[tuple[Any, Mapping[str, Any]]]
 """Modules, each with its direct parts by the name of the registry."""
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+"""The attributes in which an nn.Module registers its parts."""
 
 
 class RecordedParts:
@@ -40,15 +42,15 @@ class RecordedParts:
         self._places = {path: places[id(module)] for path, module in modules.items()}
 
     def places_of(self, path: str) -> dict[int, str]:
-        """Return by id the paths, below the module at ``path``, that its parts had, of those that are still alive."""
+        """Return by id, for the living parts that the module at ``path`` had, their paths in this module."""
         living = [(reference(), place) for reference, place in self._places.get(path, ())]
         return {id(part): place for part, place in living if part is not None}
 
     def shared_ids(self, paths: Iterable[str]) -> SharedObjects:
-        """Return the ids of the parts of the modules at ``paths`` that are still alive, wherever they are now.
+        """Return the ids of the living parts that the modules at ``paths`` had, whichever module contains them now.
 
-        A module whose class has changed, as that of a lazy layer in its first call, is taken for a new one. A tensor of
-        another dtype or size is not an owner of memory: that of the receiver's is replaced.
+        A module whose class has changed, as that of a lazy layer in its first call, is left out as a new one. A tensor
+        whose dtype or size has changed is not among the owners of memory: the receiver's tensor gets other memory.
         """
         from accel_nb.runtime.tensors.instance_patching import innermost_class
 
@@ -75,7 +77,7 @@ def _placed_parts(module: Any) -> Iterator[tuple[str, Any]]:
 def module_parts(module: Any, before: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the direct parts of each module in ``module`` that the receiver holds, by the path that it has there.
 
-    ``before`` are these paths, by the present ones: those of `paths_before`.
+    ``before`` are the receiver's paths by the present ones, as `paths_before` returns them.
     """
     return {
         before[now]: {name: vars(part)[name].copy() for name in _REGISTRIES}
@@ -85,9 +87,9 @@ def module_parts(module: Any, before: Mapping[str, str]) -> dict[str, dict[str, 
 
 
 def paths_before(module: Any, places: Mapping[int, str], known: Mapping[int, SharedId]) -> dict[str, str]:
-    """Return, by their present paths, the paths that submodules and parameters have in the receiver's module.
+    """Return the receiver's paths of submodules and parameters, by their present paths.
 
-    ``places`` are the paths that parts had by id, and ``known`` the ids of the objects that the receiver holds.
+    ``places`` are the former paths of parts by id, and ``known`` the ids of the objects that the receiver holds.
     """
     parts = [(now, id(part)) for now, part in _placed_parts(module)]
     return {now: places[key] for now, key in parts if key in places and key in known}

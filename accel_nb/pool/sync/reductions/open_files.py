@@ -1,8 +1,8 @@
 """Open files of the notebook that cells use on the workers, and files of cells that the notebook continues to use.
 
-The receiver opens the file's path at the same position. Only rank 0 writes to the file itself: each other rank of a
-plain cell writes the same, and gets a file without a name for it. Every rank reads the file itself. After a cell the
-position of the notebook's file is set to that of rank 0's.
+The receiver opens the file's path at the same position. Every rank reads the file itself, but only rank 0 writes to it:
+the other ranks of a plain cell write the same to temporary files without a name. After a cell the position of the
+notebook's file is set to that of rank 0's file.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class FilePosition:
 
 
 def is_any_file(value: Any) -> bool:
-    """Return whether a value is a file of Python's, whatever it is open for."""
+    """Return whether a value is a file object of the module ``io``, in any mode."""
     return type(value) in _KINDS
 
 
 def is_file(value: Any) -> bool:
     """Return whether a value is a file with a path that is open for reading or for writing, or was and is closed.
 
-    False for pipes, devices and files that are open for both: these belong to the process.
+    False for pipes, devices and files that are open for both, which another process cannot open in the same state.
     """
     if not is_any_file(value):
         return False
@@ -63,7 +63,7 @@ def _is_at(path: str, file: Any) -> bool:
 
 
 def file_content(file: Any) -> tuple[Any, FilePosition] | None:
-    """Return ``(kind, position)`` of a file, after its content was written; None while a loop reads its lines."""
+    """Return ``(kind, position)`` of a file, after flushing it; None while a loop reads its lines."""
     kind = (type(file), file.name, _mode_of(file))
     if file.closed:
         return kind, FilePosition(None)
@@ -86,7 +86,7 @@ def set_position(file: Any, content: FilePosition) -> None:
 def reduce_file(file: Any) -> Any:
     """Reduce a file to its path, its mode and settings, and its position.
 
-    Raise TypeError while a loop reads its lines, and for a file that is no `is_file`.
+    Raise TypeError while a loop reads its lines, and for a file for which `is_file` is false.
     """
     if not is_file(file):
         raise TypeError("it is not a file at a path that is open for reading only or for writing only")
@@ -105,9 +105,9 @@ def reduce_file(file: Any) -> Any:
     return _open, (path, mode, options, has_line_buffer, os.fstat(file.fileno()).st_ino, position)
 
 
-def _open(path: str, mode: str, options: dict[str, Any], has_line_buffer: bool, number: int, position: int) -> Any:
+def _open(path: str, mode: str, options: dict[str, Any], has_line_buffer: bool, inode: int, position: int) -> Any:
     status = os.stat(path)
-    if status.st_ino != number:
+    if status.st_ino != inode:
         raise OSError(f"{path!r} is another file here")
 
     def open_there(name: str, flags: int) -> int:
@@ -136,9 +136,9 @@ def _mode_of(file: Any) -> str:
 
 
 def _newline_of(file: io.TextIOWrapper, position: int) -> str | None:
-    """Return the argument ``newline`` that a file was opened with, to which it refers."""
+    """Return the argument ``newline`` that a file was opened with, which is among the objects that it references."""
     if file.readable():
-        file.seek(position)  # what was read ahead may look like it
+        file.seek(position)  # drops the text that was read ahead, which may be a line end too
     return next((item for item in gc.get_referents(file) if item in _LINE_ENDS), None)
 
 

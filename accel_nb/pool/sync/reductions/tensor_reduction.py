@@ -1,4 +1,4 @@
-"""Tensors and generators in a pickle stream; their data is in memory blocks beside it."""
+"""Tensors and random generators in a pickle stream; their data is in memory blocks beside it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def reduce_data(tensor: Any, blocks: MemoryBlocks) -> Any:
 
 
 def reduce_sharded_view(tensor: Any, blocks: MemoryBlocks) -> Any:
-    """Reduce a sharded tensor in the memory of one that the receiver holds; None for any other."""
+    """Reduce a sharded tensor whose memory is that of a tensor that the receiver holds; return None for others."""
     found = blocks.share_tensor(tensor)
     if found is None or found[1][0] or not found[0].is_like(tensor):
         return None

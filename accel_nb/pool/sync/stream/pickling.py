@@ -1,10 +1,10 @@
 """Serialization of values between kernel and workers, by cloudpickle with five additions.
 
-* The data of tensors and arrays is sent out of band, in the buffers of a payload; what shares memory here does there.
+* The data of tensors and arrays is sent out of band, in the buffers of a payload; those that share memory
+  do so at the receiver too.
 * A function defined in a cell gets the receiving namespace as its globals, so that later bindings take effect.
-* Objects that kernel and workers share (a named model, its parameters and submodules) are sent as references, so that
-an
-  optimizer that is sent later updates the parameters of the receiver's model.
+* Objects that kernel and workers share (a named model, its parameters and submodules) are sent as references, so
+  that an optimizer that is sent later updates the parameters of the receiver's model.
 * A number that is the `id` of such an object, or of a tensor or module in the stream, becomes the id that the object
   has on the receiving side: notebooks choose parameters by lists of ids that an earlier cell has made.
 * Several values are sent in one stream as sections: objects that they share stay shared, and a section that cannot be
@@ -86,8 +86,8 @@ class Trial:
 def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> bytes:
     """Return a short fingerprint of a value's content, tensors and arrays included.
 
-    It is valid in this process only: shared objects are included by identity, which does not depend on their paths;
-    not so those that are replaced whole, of which a change is one of the value too.
+    It is valid in this process only: shared objects are included by identity, whichever paths they have. Those that are
+    never changed in place, but replaced, are included by content: a change of one is a change of the value.
     """
     stream, buffers = io.BytesIO(), []
     Pickler(stream, buffers.append, namespace, shared, by_identity=True).dump(value)

@@ -95,17 +95,17 @@ def _format_key(key: Any) -> str:
 
 def _references(section: bytes) -> set[Any]:
     """Return the memo indices that a section reads."""
-    return {argument for step, argument, _ in pickletools.genops(section) if step.name.endswith("GET")}
+    return {argument for opcode, argument, _ in pickletools.genops(section) if opcode.name.endswith("GET")}
 
 
 def _num_memoized(section: bytes) -> int:
-    return sum(step.name == "MEMOIZE" for step, _, _ in pickletools.genops(section))
+    return sum(opcode.name == "MEMOIZE" for opcode, _, _ in pickletools.genops(section))
 
 
 def _fill_memo(size: int) -> bytes:
     """Return a stream that fills an empty memo with the objects of the persistent ids 0 to ``size - 1``."""
-    steps = b"".join(b"J" + place.to_bytes(4, "little") + b"Q\x940" for place in range(size))  # BINPERSID MEMOIZE POP
-    return b"\x80\x05" + steps + b"N."
+    opcodes = b"".join(b"J" + place.to_bytes(4, "little") + b"Q\x940" for place in range(size))  # BINPERSID MEMOIZE POP
+    return b"\x80\x05" + opcodes + b"N."
 
 
 def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, str], Any]) -> list[Any]:
@@ -115,19 +115,19 @@ def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, s
     """
     found: list[Any] = []
     pushed: list[Any] = []
-    for step, argument, _ in pickletools.genops(section):
-        if step.name == "MEMOIZE":
+    for opcode, argument, _ in pickletools.genops(section):
+        if opcode.name == "MEMOIZE":
             found.append(pushed[-1])
-        elif step.name.endswith("GET"):
+        elif opcode.name.endswith("GET"):
             place = int(argument or 0)
             pushed.append(memo[place] if place < len(memo) else found[place - len(memo)])
-        elif step.name == "STACK_GLOBAL":
+        elif opcode.name == "STACK_GLOBAL":
             try:
                 pushed.append(find_class(*pushed[-2:]))
             except Exception:  # an object that cannot be imported is lost
                 pushed.append(_LOST)
-        elif step.name == "BINPERSID" and isinstance(pushed[-1], str):
+        elif opcode.name == "BINPERSID" and isinstance(pushed[-1], str):
             continue  # a name, which is its own id
-        elif step.name != "FRAME":
+        elif opcode.name != "FRAME":
             pushed.append(argument if isinstance(argument, str | bytes) else _LOST)
     return found
