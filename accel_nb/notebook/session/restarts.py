@@ -9,6 +9,7 @@ from typing import Any
 
 from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import ConfigError, NoCheckpoint, ShippingError
+from accel_nb.notebook.session.error_translation import is_option_timeout
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
 from accel_nb.pool.engine import WorkerSpec
@@ -41,10 +42,10 @@ def run_with_restarts(
     for num_left in range(resolved.config.max_restarts, -1, -1):
         try:
             return session.run(cell, resolved, specs, mode=mode, is_last_try=num_left == 0)
-        except (ShippingError, TimeoutError, ConfigError):
+        except (ShippingError, ConfigError):
             raise
         except Exception as error:
-            if num_left == 0:
+            if num_left == 0 or is_option_timeout(error):
                 raise
             folder = resolved.config.checkpoint.dir
             where = "from the start: no checkpoint.dir is set"
