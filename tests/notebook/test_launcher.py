@@ -222,7 +222,7 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(ready, tmp_path: Path):
         "checkpoint={'dir': folder, 'every': 2})"
     )
     assert output.error is None, output.traceback
-    assert "restarting from the newest checkpoint in" in output.stderr
+    assert "restarting from the newest checkpoint, " in output.stderr
     assert 5 <= ready.value("steps")[0] <= 8, "the restart did the rest only"
     assert ready.value(
         "all(torch.allclose(a, b, atol=1e-5) for a, b in zip(model.parameters(), alone[0].parameters()))"
