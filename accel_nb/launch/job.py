@@ -116,7 +116,7 @@ class LaunchJob:
         if request.is_for_slurm:
             batch = self.batch()
             return f"would write {batch.path} and submit it with sbatch:\n{batch.text.rstrip()}"
-        words = shlex.join([("-m " if target.kind == "module" else "") + target.name, *target.args])
+        words = shlex.join(self._target_words())
         lines = [f"{target.kind} {words}"]
         if target.kind == "notebook":
             lines.append("one process runs its cells in order; %%accelerate cells run on workers of their own")
@@ -189,13 +189,26 @@ class LaunchJob:
 
     def _launch_words(self) -> list[str]:
         """Return the words of the launch on each machine, without the flags for the scheduler."""
-        target = self.request.target
-        flags = self.request.flags
+        imported = self.request.imported
+        flags, resolved = self.request.flags, self.resolved
         values = {name: value for name, value in flags.values.items() if name != "dry_run"}
+        if imported is not None:  # the file is not read again: its machines are those of this launch
+            of_file = {
+                name: resolved.given[name]
+                for name in imported.layer.values
+                if name in resolved.given and resolved.origins[name] == imported.layer.origin(name)
+            }
+            values = of_file | values
         words = shlex.split(flags_to_line(replace(flags, values=values)))
         if self.request.max_restarts:
             words += ["--max-restarts", str(self.request.max_restarts)]
-        return [*words, *(["-m"] if target.kind == "module" else []), target.name, *target.args]
+        if self.request.out is not None:
+            words += ["--out", self.request.out]
+        return [*words, *self._target_words()]
+
+    def _target_words(self) -> list[str]:
+        target = self.request.target
+        return [*(["-m"] if target.kind == "module" else []), target.name, *target.args]
 
     def _record(self) -> RunRecording | None:
         """Begin the record of the run; of several machines only the first records it."""

@@ -145,6 +145,17 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(scripts: Path, capsys: pyt
     assert sorted(scripts.rglob("*")) == before
 
 
+def test_a_dry_run_of_a_module_prints_words_for_a_shell():
+    plan = LaunchJob.from_request(read_request(["--cpus", "1", "-m", "package.train", "a b"])).plan()
+    assert plan.startswith("module -m package.train 'a b'\n")
+
+
+def test_a_job_of_a_scheduler_writes_the_copy_of_a_notebook(scripts: Path):
+    nbformat.write(nbformat.v4.new_notebook(), scripts / "some.ipynb")
+    job = LaunchJob.from_request(read_request(["--slurm", "--out", "ran.ipynb", "some.ipynb"]))
+    assert "'--out',\n    'ran.ipynb',\n    'some.ipynb'," in job.batch().text
+
+
 def test_a_notebook_brings_its_own_options(scripts: Path):
     notebook = nbformat.v4.new_notebook(
         metadata={"accel_nb": {"options": {"accumulate": 4, "ddp": {"bucket_cap_mb": 5}}}}
