@@ -258,7 +258,7 @@ class LaunchJob:
             )
         world = World(place.rank, place.size, place.local_rank, place.local_size)
         variables = {"OMP_NUM_THREADS": str(self.specs[0].num_threads), **all_variables(), **self._overrides()}
-        variables |= rank_variables(world, address=address, port=port, machine=place.rank // place.local_size)
+        variables |= rank_variables(world, address=address, port=port, machine=place.machine)
         if address == "127.0.0.1":
             variables["GLOO_SOCKET_IFNAME"] = find_loopback()
         os.execve(sys.executable, self.task().command(sys.executable, self.request.target.args), variables)
