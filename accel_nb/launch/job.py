@@ -211,7 +211,7 @@ class LaunchJob:
         return [*(["-m"] if target.kind == "module" else []), target.name, *target.args]
 
     def _record(self) -> RunRecording | None:
-        """Begin the record of the run; of several machines only the first records it."""
+        """Begin the record of the run; of machines with numbers (``--node-rank``) only the first records it."""
         if self.machines.node_rank not in (None, 0):
             return None
         target = self.request.target
