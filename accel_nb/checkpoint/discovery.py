@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, parse_step_name, parse_temporary_name
 from accel_nb.checkpoint.manifest import Manifest, read_manifest
@@ -46,6 +47,15 @@ def list_checkpoints(store: Store) -> list[str]:
         if step is not None and is_complete(store, folder):
             found.append((step, 0 if kind else 1, folder))
     return [folder for _, _, folder in sorted(found, reverse=True)]
+
+
+def list_ids(store: Store) -> dict[str, str]:
+    """Return the ids of the automatic checkpoints by their names, newest first; damaged ones are left out."""
+    ids: dict[str, str] = {}
+    for name in list_checkpoints(store):
+        with suppress(CorruptCheckpoint):
+            ids[name] = load_manifest(store, name).save_id
+    return ids
 
 
 def is_complete(store: Store, name: str) -> bool:

@@ -33,10 +33,9 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
     length = _length(inputs)
     own_range = contiguous_share(length, size, rank)
     missing = -(-length // size) - len(own_range) if pad and length else 0
-    # Datasets of the `datasets` package have `select`; their slices are dicts.
-    select = getattr(inputs, "select", None)
-    if not isinstance(inputs, Tensor) and callable(select):
-        return select([*own_range, *[length - 1] * missing])
+    if _is_dataset(inputs):  # its slices are dicts
+        dataset: Any = inputs
+        return dataset.select([*own_range, *[length - 1] * missing])
     try:
         part = inputs[own_range.start : own_range.stop]
     except (TypeError, KeyError) as error:
@@ -46,6 +45,13 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
     # Ranks that need no padding try it too, so that a value that cannot be padded is refused on every rank.
     padded = _with_last(part if missing else part[:0], inputs[length - 1 :])
     return padded if missing else part
+
+
+def _is_dataset(inputs: Any) -> bool:
+    """Return whether an object is a `datasets.Dataset`, without an import of the package."""
+    return any(
+        (kind.__module__, kind.__qualname__) == ("datasets.arrow_dataset", "Dataset") for kind in type(inputs).__mro__
+    )
 
 
 def _length(inputs: Any) -> int:

@@ -52,7 +52,8 @@ def measure_mesh(
     layers = layers if isinstance(layers, DivisionPlan) else None
     stages = stages if isinstance(stages, StagePlan) else None
     experts = experts if isinstance(experts, list) else []
-    held = MeshSizes(shape, _held(model, sizes, shape, layers, stages, experts), sizes)
+    with_experts, without = (_held(model, sizes, shape, layers, stages, divided) for divided in (experts, []))
+    held = MeshSizes(shape, with_experts, without)
     is_shared = setting.share < setting.batch_size
     each = -(-setting.batch_size * shape.size // setting.world) if is_shared else setting.share
     if batch is None or not each:

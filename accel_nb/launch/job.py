@@ -116,7 +116,7 @@ class LaunchJob:
         if request.is_for_slurm:
             batch = self.batch()
             return f"would write {batch.path} and submit it with sbatch:\n{batch.text.rstrip()}"
-        words = shlex.join([("-m " if target.kind == "module" else "") + target.name, *target.args])
+        words = shlex.join(self._target_words())
         lines = [f"{target.kind} {words}"]
         if target.kind == "notebook":
             lines.append("one process runs its cells in order; %%accelerate cells run on workers of their own")
@@ -189,16 +189,29 @@ class LaunchJob:
 
     def _launch_words(self) -> list[str]:
         """Return the words of the launch on each machine, without the flags for the scheduler."""
-        target = self.request.target
-        flags = self.request.flags
+        imported = self.request.imported
+        flags, resolved = self.request.flags, self.resolved
         values = {name: value for name, value in flags.values.items() if name != "dry_run"}
+        if imported is not None:  # the file is not read again: its machines are those of this launch
+            of_file = {
+                name: resolved.given[name]
+                for name in imported.layer.values
+                if name in resolved.given and resolved.origins[name] == imported.layer.origin(name)
+            }
+            values = of_file | values
         words = shlex.split(flags_to_line(replace(flags, values=values)))
         if self.request.max_restarts:
             words += ["--max-restarts", str(self.request.max_restarts)]
-        return [*words, *(["-m"] if target.kind == "module" else []), target.name, *target.args]
+        if self.request.out is not None:
+            words += ["--out", self.request.out]
+        return [*words, *self._target_words()]
+
+    def _target_words(self) -> list[str]:
+        target = self.request.target
+        return [*(["-m"] if target.kind == "module" else []), target.name, *target.args]
 
     def _record(self) -> RunRecording | None:
-        """Begin the record of the run; of several machines only the first records it."""
+        """Begin the record of the run; of machines with numbers (``--node-rank``) only the first records it."""
         if self.machines.node_rank not in (None, 0):
             return None
         target = self.request.target
@@ -245,7 +258,7 @@ class LaunchJob:
             )
         world = World(place.rank, place.size, place.local_rank, place.local_size)
         variables = {"OMP_NUM_THREADS": str(self.specs[0].num_threads), **all_variables(), **self._overrides()}
-        variables |= rank_variables(world, address=address, port=port, machine=place.rank // place.local_size)
+        variables |= rank_variables(world, address=address, port=port, machine=place.machine)
         if address == "127.0.0.1":
             variables["GLOO_SOCKET_IFNAME"] = find_loopback()
         os.execve(sys.executable, self.task().command(sys.executable, self.request.target.args), variables)

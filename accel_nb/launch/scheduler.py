@@ -17,7 +17,8 @@ _RANGE = re.compile(r"([0-9]+)(?:-[0-9]+)?")
 class SchedulerPosition:
     """This process's position among those that a scheduler has started together.
 
-    ``address`` is the first machine's name; None where the scheduler does not provide it.
+    ``address`` is the first machine's name; None where the scheduler does not provide it. ``machine`` is the number of
+    this process's machine among ``num_machines``.
     """
 
     scheduler: str
@@ -27,11 +28,13 @@ class SchedulerPosition:
     local_size: int
     address: str | None
     port: int
+    machine: int
+    num_machines: int
 
     @property
     def is_machine(self) -> bool:
-        """Whether this is the only such process on its machine, and starts the ranks there."""
-        return self.size > 1 and self.local_size == 1
+        """Whether each machine has one such process, which starts the ranks there."""
+        return self.size > 1 and self.num_machines == self.size
 
     @property
     def is_rank(self) -> bool:
@@ -63,17 +66,32 @@ def _slurm(variables: Mapping[str, str]) -> SchedulerPosition | None:
     nodes = variables.get(
         "SLURM_STEP_NODELIST", variables.get("SLURM_JOB_NODELIST", variables.get("SLURM_NODELIST", ""))
     )
-    local_size = int(variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)).partition("(")[0].partition(",")[0])
+    num_machines = int(variables.get("SLURM_STEP_NUM_NODES", "1"))
+    machine = int(variables["SLURM_NODEID"]) if num_machines > 1 else 0
+    local_sizes = _counts(variables["SLURM_STEP_TASKS_PER_NODE"]) if num_machines > 1 else [size]
+    if not 0 <= machine < len(local_sizes):
+        raise ValueError(f"SLURM_NODEID {machine} of {len(local_sizes)} machines")
     step = f"{variables.get('SLURM_JOB_ID', '0')}.{variables['SLURM_STEP_ID']}"
     return SchedulerPosition(
         "Slurm",
         int(variables["SLURM_PROCID"]),
         size,
         int(variables.get("SLURM_LOCALID", "0")),
-        local_size if int(variables.get("SLURM_STEP_NUM_NODES", "1")) > 1 else size,
+        local_sizes[machine],
         variables.get("MASTER_ADDR") or first_host(nodes),
         int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else rendezvous_port(step),
+        machine,
+        num_machines,
     )
+
+
+def _counts(text: str) -> list[int]:
+    """Return the numbers of a list such as ``2(x3),1``, which stands for 2, 2, 2 and 1."""
+    found: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        found += [int(count)] * int(times or 1)
+    return found
 
 
 def _mpi(variables: Mapping[str, str], parent: int) -> SchedulerPosition | None:
@@ -89,9 +107,12 @@ def _mpi(variables: Mapping[str, str], parent: int) -> SchedulerPosition | None:
         num_local = int(variables.get(local_size, str(num)))
         address = "127.0.0.1" if num_local == num else variables.get("MASTER_ADDR")
         port = int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else rendezvous_port(f"mpi {parent}")
+        own = int(variables[rank])
+        # MPI does not number machines; by default it fills one after the other.
         return SchedulerPosition(
-            "MPI", int(variables[rank]), num, int(variables.get(local_rank, variables[rank])), num_local, address, port
-        )
+            "MPI", own, num, int(variables.get(local_rank, own)), num_local, address, port,
+            own // num_local, -(-num // num_local),
+        )  # fmt: skip
     return None
 
 
@@ -100,9 +121,9 @@ def _kubeflow(variables: Mapping[str, str]) -> SchedulerPosition | None:
     if "PET_NNODES" not in variables or "PET_NODE_RANK" not in variables:
         return None
     address = variables.get("PET_MASTER_ADDR")
+    rank, size = int(variables["PET_NODE_RANK"]), int(variables["PET_NNODES"])
     return SchedulerPosition(
-        "Kubeflow", int(variables["PET_NODE_RANK"]), int(variables["PET_NNODES"]), 0, 1, address,
-        int(variables.get("PET_MASTER_PORT", "29500")),
+        "Kubeflow", rank, size, 0, 1, address, int(variables.get("PET_MASTER_PORT", "29500")), rank, size
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from accel_nb.config import Layer, Resolved, environment_layer
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.session.engines import start_engine
+from accel_nb.notebook.session.error_translation import is_option_timeout
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
@@ -188,10 +189,11 @@ def _run(session: Session, call: FunctionCall, resolved: Resolved, specs: Sequen
         return run_with_restarts(session, cell, resolved, specs, mode=_panel_mode(resolved))
     except ShippingError as error:
         raise ShippingError(call.describe_unsendable_part(session.namespace) or str(error)) from None
-    except (TimeoutError, ConfigError):
+    except ConfigError:
         raise
     except Exception as error:
-        _set_remote_traceback(error)
+        if not is_option_timeout(error):
+            _set_remote_traceback(error)
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -71,6 +72,18 @@ def test_a_file_of_the_other_package_sets_the_options_of_a_launch(tmp_path: Path
     script, file = str(tmp_path / "train.py"), str(tmp_path / "default_config.yaml")
     stronger = LaunchJob.from_request(read_request([f"--config-file={file}", "--cpus", "1", script]))
     assert len(stronger.specs) == 1
+
+
+def test_a_job_of_a_scheduler_has_the_options_of_the_file(tmp_path: Path) -> None:
+    script, file = tmp_path / "train.py", tmp_path / "default_config.yaml"
+    script.write_text("pass\n")
+    file.write_text(json.dumps({"num_processes": 3, "use_cpu": True, "mixed_precision": "bf16"}))
+    words = ["--slurm", "--config-file", str(file), "--cpus", "1", "--name", "run", str(script)]
+    text = LaunchJob.from_request(read_request(words)).batch().text
+    command = next(node.value for node in ast.parse(text).body if isinstance(node, ast.Assign))
+    found = ast.literal_eval(command)
+    given = LaunchJob.from_request(read_request(found[found.index("launch") + 1 :])).resolved.config
+    assert (given.precision, given.cpus, given.name) == ("bf16", 1, "run")
 
 
 def test_a_file_of_the_other_package_sets_the_machines_of_a_launch(tmp_path: Path) -> None:

@@ -190,10 +190,11 @@ def test_a_restart_begins_with_the_notebooks_values(ready, tmp_path: Path):
         f"log, marks = [], {str(tmp_path)!r}\ndef flaky(kind):\n    log.append(1)\n"
         "    mark = os.path.join(marks, f'{kind}{dist.get_rank()}')\n    first = not os.path.exists(mark)\n"
         "    open(mark, 'w').close()\n    dist.barrier()\n    if first and dist.get_rank() == 1:\n"
-        "        if kind == 'die': os._exit(3)\n        raise ValueError('once')\n"
+        "        if kind == 'die': os._exit(3)\n"
+        "        raise (TimeoutError if kind == 'late' else ValueError)('once')\n"
         "    return len(log), os.environ['TORCHELASTIC_MAX_RESTARTS']",
     )
-    for kind in ("raise", "die"):
+    for kind in ("raise", "die", "late"):
         output = ready.run(f"log.clear(); print(notebook_launcher(flaky, ({kind!r},), 2, max_restarts=1))")
         assert output.stdout == "[(1, '1'), (1, '1')]\n", output
         assert "restarting from the start" in output.stderr
@@ -221,7 +222,7 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(ready, tmp_path: Path):
         "checkpoint={'dir': folder, 'every': 2})"
     )
     assert output.error is None, output.traceback
-    assert "restarting from the newest checkpoint in" in output.stderr
+    assert "restarting from the newest checkpoint, " in output.stderr
     assert 5 <= ready.value("steps")[0] <= 8, "the restart did the rest only"
     assert ready.value(
         "all(torch.allclose(a, b, atol=1e-5) for a, b in zip(model.parameters(), alone[0].parameters()))"
@@ -288,8 +289,11 @@ def test_different_errors_of_all_ranks_are_reported_once_each(ready):
 
 
 def test_a_launch_that_takes_too_long_is_ended(ready):
-    kind, message, _ = fails(ready, "notebook_launcher(lambda: threading.Event().wait(), (), 2, timeout=0.3)")
+    ready.run("import contextlib, io\nerrors = io.StringIO()")
+    call = "notebook_launcher(lambda: threading.Event().wait(), (), 2, timeout=0.3, max_restarts=1)"
+    kind, message, _ = fails(ready, f"with contextlib.redirect_stderr(errors): {call}")
     assert kind == "TimeoutError", message
+    assert "restarting" not in ready.value("errors.getvalue()")
 
 
 def test_an_argument_that_cannot_be_sent_is_named(ready):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -86,12 +87,52 @@ def test_a_cell_whose_worker_dies_goes_on_by_itself(kernel, folder: Path, tmp_pa
     flags = f"--cpus 2 --checkpoint {folder} --every 2 --max-restarts 2"
     output = done(kernel, dying(LOOP, tmp_path / "died"), flags)
     assert "exited with code 7" in output.stderr
-    assert f"restarting from the newest checkpoint in {folder}, if there is one; 1 left" in output.stderr
+    assert re.search(rf"restarting from the newest checkpoint, {folder}/step_\d+; 1 left", output.stderr)
     assert any("resumed step " in text for text in output.texts)
     assert kernel.value("weights()") == whole
     output = run(kernel, "raise ValueError('always')", "--cpus 2 --max-restarts 1")
     assert output.error == ("ValueError", "always")
     assert output.stderr.count("restarting from the start") == 1
+
+
+def failing(loop: str, mark: Path, step: int) -> str:
+    """Return a loop that raises at the start of a step, once, when its checkpoints are complete."""
+    error = f"""
+        if sum(sizes) == {step} and not os.path.exists({str(mark)!r}):
+            accelerator.wait_for_checkpoint()
+            accelerator.wait_for_everyone()
+            open({str(mark)!r}, 'w').close()
+            raise TimeoutError('once')
+"""
+    return "import os\n" + loop.replace("        sizes[-1] += 1\n", "        sizes[-1] += 1" + error)
+
+
+def test_a_restart_before_the_first_save_resumes_as_the_run_did(kernel, folder: Path, tmp_path: Path):
+    done(kernel, EXPLICIT, f"--cpus 2 --checkpoint {folder} --every 2")
+    whole = kernel.value("weights()")
+    keep_until(folder, 4)
+    kernel.run("build()")
+    new = tmp_path / "new"
+    flags = f"--cpus 2 --checkpoint {new} --every 2 --resume {folder} --max-restarts 1"
+    output = done(kernel, failing(EXPLICIT, tmp_path / "failed", 1), flags)
+    assert f"restarting from {folder}: this run has saved no checkpoint in {new} yet; 0 left" in output.stderr
+    assert any(f"resumed step 4 from {folder}/step_4" in text for text in output.texts)
+    assert (kernel.value("sizes"), steps(new)) == ([0, 2, 3], [6, 8])
+    assert kernel.value("weights()") == whole
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_restart_does_not_load_checkpoints_of_an_earlier_run(kernel, folder: Path, tmp_path: Path, step: int):
+    done(kernel, EXPLICIT, f"--cpus 2 --checkpoint {folder} --every 5")
+    whole = kernel.value("weights()")
+    kernel.run("build()")
+    kernel.run("%accelerate stop")
+    flags = f"--cpus 2 --checkpoint {folder} --every 2 --max-restarts 1"
+    output = done(kernel, failing(EXPLICIT, tmp_path / "failed", step), flags)
+    where = "the start: this run has saved no" if step == 1 else f"the newest checkpoint, {folder}/step_2;"
+    assert f"restarting from {where}" in output.stderr
+    assert kernel.value("sizes") == ([3, 3, 3] if step == 1 else [1, 3, 3])
+    assert kernel.value("weights()") == whole
 
 
 def keep_until(folder: Path, step: int) -> None:

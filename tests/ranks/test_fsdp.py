@@ -384,6 +384,26 @@ def test_a_model_without_memory_is_filled_part_by_part(tmp_path: Path) -> None:
         assert "has no tensor 1.bias" in problems[1]
 
 
+def fills_a_shared_buffer(world: World, folder: str) -> tuple[bool, list[float]]:
+    with torch.device("meta"):
+        layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+        table = torch.empty(3)
+    for layer in layers:
+        layer.register_buffer("table", table)
+    model = nn.Sequential(*layers)
+    accelerator = build(world, weights=folder)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    tables = [layer.get_buffer("table") for layer in layers]
+    accelerator.close()
+    return tables[0] is tables[1], tables[0].tolist()
+
+
+def test_a_buffer_of_two_modules_without_memory_stays_one_tensor(tmp_path: Path) -> None:
+    whole = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict()
+    save_file({**whole, "0.table": torch.arange(3.0)}, tmp_path / "model.safetensors")
+    assert run_ranks(fills_a_shared_buffer, 2, str(tmp_path)) == [(True, [0.0, 1.0, 2.0])] * 2
+
+
 def test_a_model_without_memory_is_refused_where_it_stays_whole() -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)

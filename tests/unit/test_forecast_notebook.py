@@ -10,17 +10,22 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from accel_nb.errors import ConfigError
+from accel_nb.forecast.memory import MemoryUsage
 from accel_nb.forecast.plans import Forecast
 from accel_nb.forecast.request import read_request
 from accel_nb.forecast.table import as_text
 from accel_nb.notebook.reports.forecasting import forecast_notebook
-from tests.ranks.mesh_models import gpt
+from tests.ranks.mesh_models import VOCABULARY, WIDTH, Mixture, gpt
 from tests.support.transformer import Transformer
 
 
-def ask(line: str, **names: Any) -> Forecast | None:
+def ask_for(world: int, line: str, names: dict[str, Any]) -> Forecast | None:
     request = read_request(line.split(), "%accelerate plan", in_notebook=True)
-    return forecast_notebook(request, names, request.config({}), ["cpu", "cpu"])
+    return forecast_notebook(request, names, request.config({}), ["cpu"] * world)
+
+
+def ask(line: str, **names: Any) -> Forecast | None:
+    return ask_for(2, line, names)
 
 
 def loader(batch_size: int = 16) -> DataLoader[Any]:
@@ -149,6 +154,17 @@ def test_meshes_are_compared_and_one_that_is_given_is_planned_alone() -> None:
     assert given.best is not None
     assert given.best.options == {"strategy": "ddp", "mesh.tp": 2}
     assert "messages" in as_text(given)
+
+
+def test_layers_and_experts_are_divided_before_the_rest_is_sharded() -> None:
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), gpt().blocks[0], Mixture(4), nn.Linear(WIDTH, VOCABULARY))
+    usages: list[MemoryUsage] = []
+    for line in ("--tp 2", "--tp 2 --ep 2"):
+        found = ask_for(4, line, {"model": model, "data": tokens()})
+        assert found is not None
+        usages.append(next(plan.usage for plan in found.plans if plan.name.startswith("fsdp (3)")))
+    of_layers, of_both = usages
+    assert (of_both.parameters, of_both.optimizer) == (of_layers.parameters, of_layers.optimizer)
 
 
 def test_a_mesh_that_is_refused_says_so() -> None:

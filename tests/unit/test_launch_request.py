@@ -145,6 +145,17 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(scripts: Path, capsys: pyt
     assert sorted(scripts.rglob("*")) == before
 
 
+def test_a_dry_run_of_a_module_prints_words_for_a_shell():
+    plan = LaunchJob.from_request(read_request(["--cpus", "1", "-m", "package.train", "a b"])).plan()
+    assert plan.startswith("module -m package.train 'a b'\n")
+
+
+def test_a_job_of_a_scheduler_writes_the_copy_of_a_notebook(scripts: Path):
+    nbformat.write(nbformat.v4.new_notebook(), scripts / "some.ipynb")
+    job = LaunchJob.from_request(read_request(["--slurm", "--out", "ran.ipynb", "some.ipynb"]))
+    assert "'--out',\n    'ran.ipynb',\n    'some.ipynb'," in job.batch().text
+
+
 def test_a_notebook_brings_its_own_options(scripts: Path):
     notebook = nbformat.v4.new_notebook(
         metadata={"accel_nb": {"options": {"accumulate": 4, "ddp": {"bucket_cap_mb": 5}}}}
@@ -175,6 +186,7 @@ OMPI = {
 SRUN = {
     "SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0",
     "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_NODEID": "1",
 }  # fmt: skip
 
 
@@ -200,6 +212,19 @@ def test_schedulers_are_detected_by_their_variables():
     )
     assert pod is not None
     assert (pod.is_machine, pod.address, pod.port) == (True, "job-0", 1)
+
+
+def test_tasks_of_slurm_are_placed_by_the_number_of_their_node():
+    """Of five tasks on three nodes, also where they go round (cyclic) and nodes have unequal numbers."""
+    uneven = {**SRUN, "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_TASKS_PER_NODE": "1,2(x2)"}
+    for rank, (node, local_rank, local_size) in enumerate([(0, 0, 1), (1, 0, 2), (2, 0, 2), (1, 1, 2), (2, 1, 2)]):
+        task = {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(local_rank)}
+        place = find_scheduler_position({**uneven, **task}, 1)
+        assert place is not None
+        assert (place.machine, place.local_rank, place.local_size) == (node, local_rank, local_size)
+        assert place.is_rank
+    with pytest.raises(ConfigError, match="SLURM_NODEID 3 of 3 machines"):
+        find_scheduler_position({**uneven, "SLURM_NODEID": "3"}, 1)
 
 
 def test_a_batch_script_itself_is_no_rank_and_nonsense_is_refused():

@@ -54,16 +54,29 @@ def test_every_kind_keeps_its_type_and_the_input_is_left_alone():
     assert padded["a"].tolist() == [2, 2]
 
 
-def test_a_dataset_is_asked_to_select():
-    class Dataset:
-        def __len__(self):
-            return 3
+class Selecting:
+    """A container whose ``select`` returns its argument."""
 
-        def select(self, indices):
-            return indices
+    def __len__(self):
+        return 3
 
-    assert parts(Dataset(), 2) == [[0, 1], [2]]
-    assert parts(Dataset(), 2, pad=True) == [[0, 1], [2, 2]]
+    def __getitem__(self, key):
+        return [10, 20, 30][key]
+
+    def select(self, indices):
+        return indices
+
+
+def test_rows_of_a_dataset_are_selected():
+    dataset = type("Dataset", (Selecting,), {"__module__": "datasets.arrow_dataset"})
+    for kind in (dataset, type("Own", (dataset,), {})):
+        assert parts(kind(), 2) == [[0, 1], [2]]
+        assert parts(kind(), 2, pad=True) == [[0, 1], [2, 2]]
+
+
+def test_select_of_another_type_is_not_called():
+    """As of a data frame of polars, which selects columns and literals."""
+    assert parts(Selecting(), 2) == [[10, 20], [30]]
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,13 @@ class WeightFilling:
     @torch.no_grad()
     def fill_whole(self, device: torch.device) -> None:
         """Read the tensors that are not sharded: buffers and 0-dim parameters."""
+        buffers: dict[int, Tensor] = {}  # those of several modules stay one tensor
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
-                    module._buffers[name] = self._read(buffer, device)
+                    if id(buffer) not in buffers:
+                        buffers[id(buffer)] = self._read(buffer, device)
+                    module._buffers[name] = buffers[id(buffer)]
             for value in module._parameters.values():
                 if value is not None and value.is_meta and value.dim() == 0:
                     fill_parameter(value, self._read(value, device))
