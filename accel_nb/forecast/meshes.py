@@ -52,7 +52,7 @@ def simple_shapes(world: int) -> tuple[MeshShape, ...]:
 class MeshSizes:
     """The sizes of the shard of a model on one rank of a mesh (the largest one), before FSDP shards it further.
 
-    ``whole`` are the sizes of the undivided model, needed where FSDP shards the experts too.
+    ``whole`` are the sizes with undivided experts, needed where FSDP shards the experts too.
     ``activations`` are those of the samples of one rank. ``messages`` are the bytes that the rank sends in a
     step beside those about gradients and weights. ``refusal`` is why the model cannot be trained so.
     """

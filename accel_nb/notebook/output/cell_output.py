@@ -177,7 +177,7 @@ class CellOutput:
             if hidden:
                 of_rank = f" of rank {rank}" if len(self._shown_ranks) > 1 else ""
                 head = f"\n[... {hidden:,} more bytes{of_rank}; `%accelerate logs {rank}` shows them. The end:]\n"
-                print(head + self.logs[rank].last_lines())
+                print(head + self.logs[rank].end_of_text())
         self._panel.finish(status)  # type: ignore[arg-type]
         self._last_lines = [*self._hidden_rank_lines(), *lines]
         for line in self._last_lines:

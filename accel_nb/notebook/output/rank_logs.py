@@ -71,9 +71,9 @@ class RankLog:
         gap = f"\n[... {missing:,} bytes not kept ...]\n".encode() if missing else b""
         return head + gap + tail, num_bytes - len(tail) if missing else 0, num_bytes
 
-    def last_lines(self, num_bytes: int = 2000) -> str:
-        """Return the last ``num_bytes`` characters that were printed."""
-        return self.text()[-num_bytes:]
+    def end_of_text(self, num_characters: int = 2000) -> str:
+        """Return the last ``num_characters`` characters that were printed."""
+        return self.text()[-num_characters:]
 
 
 class Decoder:

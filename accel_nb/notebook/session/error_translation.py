@@ -122,7 +122,7 @@ def _make_died_error(
     ]
     if death.killed_for in ("group", "machine") and rank in memory:
         parts.append(_describe_last_memory(memory[rank]))
-    if rank in logs and (tail := logs[rank].last_lines().strip()):
+    if rank in logs and (tail := logs[rank].end_of_text().strip()):
         parts.append(f"Its last output:\n{tail}")
     if (stack := death.stack.strip()) and not death.is_killed:
         parts.append(f"Its last Python stack:\n{stack}")

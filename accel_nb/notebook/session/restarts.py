@@ -38,7 +38,7 @@ def run_with_restarts(
     Each repeated try runs on new workers, which receive the notebook's values, and resumes from the newest checkpoint
     that the run has saved in ``checkpoint.dir``; before the first save it starts as the run did. Of failed tries only
     the last one changes the notebook. Errors in options, and of values that cannot be sent, are raised at once, since a
-    repetition would fail in the same way; so are an interrupt and the cell's own timeout.
+    repetition would fail in the same way; so are an interrupt and the end of the run by the option ``timeout``.
     """
     earlier = _list_checkpoints(resolved.config) if resolved.config.max_restarts else {}
     for num_left in range(resolved.config.max_restarts, -1, -1):

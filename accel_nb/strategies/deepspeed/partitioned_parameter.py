@@ -1,4 +1,4 @@
-"""Parameters of ZeRO stage 3, which cannot be computed with outside of a model's forward and backward passes."""
+"""Parameters of ZeRO stage 3, which are whole only inside of a model's forward and backward passes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Passes:
 
 
 def mark_partitioned(parameters: Iterable[Any], passes: Passes) -> None:
-    """Make parameters refuse to be computed with outside of ``passes``; `unmark_partitioned` undoes it."""
+    """Make computations with parameters raise outside of ``passes``; `unmark_partitioned` undoes it."""
     for value in parameters:
         if type(value) is nn.Parameter:
             value.__class__ = PartitionedParameter
@@ -79,9 +79,9 @@ def unmark_partitioned(parameters: Iterable[Any]) -> None:
 
 
 class PartitionedParameter(nn.Parameter):
-    """A parameter that refuses to be computed with outside of passes; its shape is that of the whole parameter.
+    """A parameter with which computations raise outside of passes; its shape is that of the whole parameter.
 
-    Then it is empty, or, if DeepSpeed keeps it, it can be read, but what is written into it has no effect.
+    Its data is empty there. If DeepSpeed keeps it whole, it can be read; writes raise, since they would have no effect.
     """
 
     @classmethod
@@ -124,7 +124,7 @@ def _may_write(func: Any) -> bool:
 
 
 def is_called_inside(frame: FrameType | None) -> bool:
-    """Return whether code of this package, DeepSpeed or torch calls, and not the user's."""
+    """Return whether the caller is code of this package, DeepSpeed or torch, and not the user's."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name not in _PASSES_ON:
