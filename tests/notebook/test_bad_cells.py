@@ -226,7 +226,7 @@ def test_interrupts_amid_large_reductions_never_lose_a_rank(kernel):
         before = kernel.value("trained")
         output = run(kernel, body, interrupt_on="go")
         assert output.error is not None
-        assert output.error[0] == "KeyboardInterrupt"
+        assert output.error[0] == "KeyboardInterrupt", output.traceback
         assert "did not stop" not in output.traceback
         assert kernel.value("trained") > before
 
