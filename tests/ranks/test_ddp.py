@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.runtime import torch_private
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
+from accel_nb.strategies.ddp.lean_ddp import LeanDdp
 from tests.ranks.launch import run_ranks
 
 NUM_STEPS = 6
@@ -128,3 +133,39 @@ def _size(model: nn.Module, weight: float) -> Tensor | float:
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["found", "declared"])
 def test_a_loss_may_use_parameters_that_the_output_does_not_lead_to(options: dict[str, object]) -> None:
     run_ranks(train_with_a_penalty, 2, options)
+
+
+def interrupt_between_passes(world: World) -> None:
+    """Interrupt a forward pass when it has prepared the reducer, and count the messages of a run after it."""
+
+    def train(num_steps: int) -> int:
+        before = DefaultGroup.num_collectives() or 0
+        for batch in _batches(world.rank)[:num_steps]:
+            accelerator.backward(model(batch[0]).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return (DefaultGroup.num_collectives() or 0) - before
+
+    def interrupt(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "return" and frame.f_code is LeanDdp.forward.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = Accelerator()
+    accelerator.prepare(model, optimizer)
+    expected = train(2)
+    sys.setprofile(interrupt)
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        train(1)
+    accelerator.close()
+    accelerator = Accelerator()
+    accelerator.prepare(model, optimizer)
+    assert train(2) == expected
+    assert interrupted.tb  # a shell keeps the traceback too
+    accelerator.close()
+
+
+def test_an_interrupted_forward_pass_leaves_no_reducer() -> None:
+    run_ranks(interrupt_between_passes, 2)

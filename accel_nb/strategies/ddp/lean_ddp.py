@@ -77,10 +77,11 @@ class LeanDdp(DistributedDataParallel):
         """Compute ``module.forward``, and prepare the reducer for a backward pass if that averages gradients."""
         if not (self._is_simple and self._lazy_init_ran) or torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             return super().forward(*args, **kwargs)
-        reducer, is_averaged = self.reducer, self.require_backward_grad_sync
+        # No local variable holds the reducer: the traceback of an interrupt would keep it, and its hooks, alive.
+        is_averaged = self.require_backward_grad_sync
         if is_averaged:
-            reducer.prepare_for_forward()
-        if reducer._rebuild_buckets():
+            self.reducer.prepare_for_forward()
+        if self.reducer._rebuild_buckets():
             self._has_rebuilt_buckets = True
         if self.will_sync_module_buffers():
             self._sync_buffers()
@@ -92,5 +93,5 @@ class LeanDdp(DistributedDataParallel):
             DistributedDataParallel._active_ddp_module = outer
         self.require_forward_param_sync = is_averaged
         if is_averaged:
-            reducer.prepare_for_backward([])
+            self.reducer.prepare_for_backward([])
         return output
