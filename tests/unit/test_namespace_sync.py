@@ -156,7 +156,7 @@ def test_equal_numbers_are_not_taken_for_one_object(sides):
 
 
 def test_large_gradients_stay_unless_wanted(sides, monkeypatch):
-    monkeypatch.setattr("accel_nb.pool.sync.result_transfer.LARGE_BYTES", 64)
+    monkeypatch.setattr("accel_nb.pool.sync.result_collection.LARGE_BYTES", 64)
     sides.kernel["model"], sides.kernel["small"] = torch.nn.Linear(8, 4), torch.nn.Linear(2, 1)
     sides.ship("model", "small")
     before = sides.snapshot("model", "small")

@@ -85,6 +85,10 @@ class NamespaceDelta:
             )
         )
 
+    def changes_by_path(self) -> list[dict[str, Any]]:
+        """Return the fields that hold changes by path: all but the new values of names."""
+        return [getattr(self, name) for name in _FIELDS_BY_PATH if name != "values"]
+
     def merge(self, other: NamespaceDelta) -> None:
         """Add the changes of another delta; its generator states and removed names are left out."""
         for name in _FIELDS_BY_PATH:

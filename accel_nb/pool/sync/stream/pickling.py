@@ -54,7 +54,7 @@ def copyable_values(
     return copyable
 
 
-class Trial:
+class TrialPickler:
     """Copies values one after another, which shows whether they can be copied and how large the copies are.
 
     An object that two values contain is copied once, as in one stream of `dump_sections`.

@@ -1,0 +1,363 @@
+"""The results of a cell on rank 0: which values and changes are returned, and why others stay on the workers."""
+
+from __future__ import annotations
+
+import copyreg
+import gc
+import io
+import types
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.config.byte_sizes import size_text
+from accel_nb.data.ending_iterator import EndingIterator
+from accel_nb.pool.sync.change_detection import (
+    Fingerprint,
+    TensorSums,
+    is_state_sharded,
+    module_attributes,
+    module_state,
+    module_tensors,
+)
+from accel_nb.pool.sync.contents.content_kinds import ObjectAttributes, content_of
+from accel_nb.pool.sync.contents.plain_objects import is_plain_object
+from accel_nb.pool.sync.long_containers import changed_contents, item_ids
+from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot, RecordedObject, tracked_fingerprint
+from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta
+from accel_nb.pool.sync.objects.module_gradients import ReturnedGradients, gradient_state
+from accel_nb.pool.sync.objects.module_hooks import changed_module_hooks
+from accel_nb.pool.sync.objects.module_parts import module_parts, paths_before
+from accel_nb.pool.sync.objects.object_kinds import (
+    attributes_of,
+    is_module,
+    is_optimizer,
+    is_scheduler,
+    is_sparse,
+    is_tensor,
+    is_training_object,
+    set_attributes,
+)
+from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects
+from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
+from accel_nb.pool.sync.paths.function_caches import cached_functions, has_changeable_results
+from accel_nb.pool.sync.paths.object_paths import attribute_path, is_at_or_below, root_name
+from accel_nb.pool.sync.reductions.iterators import WAS_READ, is_generator_iterator, is_iterator
+from accel_nb.pool.sync.stream.pickling import TrialPickler, copyable_values
+from accel_nb.runtime.distributed.sharded import can_read_full, is_sharded
+
+LARGE_BYTES = 64 * 1024 * 1024
+"""A value of more bytes stays on the workers unless requested; the weights of modules are always returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedWeights:
+    """A module whose weights are returned, and the sums of its tensors unless these are sharded."""
+
+    module: Any
+    sums: TensorSums | None
+
+
+class ResultCollection:
+    """Collects the values that a cell has bound and the changes of the objects that the notebook has sent.
+
+    Call `add_new_values`, then `add_changes` for each object, then `finish`.
+
+    Args:
+        namespace: the names of this rank.
+        before: the snapshot from before the cell.
+        shared: the ids of the objects that the notebook has.
+        hidden: returns True for names that are never returned.
+        wanted: names whose values are returned whatever their size.
+        lacking: the paths at which the notebook's objects lack a value that could not be copied.
+        rng: generator states to return.
+        returns_gradients: whether the gradients of models are returned.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        before: NamespaceSnapshot,
+        shared: SharedObjects,
+        *,
+        hidden: Callable[[str, Any], bool],
+        wanted: Collection[str],
+        lacking: Collection[str],
+        rng: Any,
+        returns_gradients: bool,
+    ) -> None:
+        self.namespace = namespace
+        removed = tuple(name for name in before.shared if name not in namespace)
+        self.delta = NamespaceDelta(rng=rng, removed=removed)
+        # By path, the modules whose weights are returned through the region.
+        self.weights: dict[str, ReturnedWeights] = {}
+        # By path, why a value stays on the workers.
+        self.kept: dict[str, str] = {}
+        self.gradients = ReturnedGradients(LARGE_BYTES if returns_gradients else None, self.kept)
+        # Names of shared objects that are returned as new ones.
+        self.replaced: list[str] = []
+        # Names of modules with sharded weights that cannot be gathered now.
+        self.deferred_weights: set[str] = set()
+        # By path, the owners of attributes that are left out, since they cannot be copied.
+        self.left_out: dict[str, weakref.ref[Any]] = {}
+        self._before = before
+        self._shared = shared
+        self._hidden = hidden
+        self._wanted = wanted
+        self._lacking = lacking
+        self._trial = TrialPickler(namespace, shared)
+
+    def add_new_values(self) -> None:
+        """Add the values of the names that the cell has bound to other objects, and of wanted names."""
+        for name, value in dict(self.namespace).items():  # threads of the cell may bind names meanwhile
+            is_wanted = name in self._wanted
+            is_new = self._before.is_new(name, value) or (is_wanted and name not in self._before.shared)
+            if is_new and not self._hidden(name, value):
+                self._add_whole(name, value, is_wanted=is_wanted)
+
+    def add_changes(self, path: str, value: Any, *, is_restructured: bool) -> None:
+        """Add the changes of the object at a path, if there are any.
+
+        ``is_restructured`` states whether it is a module with other parts than before the cell.
+        """
+        before, shared = self._before, self._shared
+        if any(is_at_or_below(path, lacking) for lacking in (*self._lacking, *self.left_out)):
+            return
+        if is_sharded(value) and before.is_in_tracked_module(value):
+            return  # a sharded parameter is returned with its model
+        root, held = root_name(path), before.objects.get(path) or RecordedObject(value)
+        is_wanted = root in self._wanted
+        if root in self.delta.values and root not in before.shared:
+            return
+        if not (held.is_tracked or is_wanted) or (path == root and self._hidden(root, value)):
+            return
+        fingerprint = tracked_fingerprint(value, self.namespace, shared)
+        if fingerprint == held.fingerprint and not is_wanted:
+            return
+        known = held.fingerprint if held.is_tracked else fingerprint
+        if known and shared.has_moved(known.kind, value):
+            return  # the receiver's value is still a view of the object that was moved here
+        if is_restructured:
+            assert known is not None, "a module with changed parts has a fingerprint"
+            self._add_restructured(path, value, known, is_wanted=is_wanted)
+            return
+        is_read = is_generator_iterator(value) or (fingerprint is None and is_iterator(value))
+        if is_read and known and root in before.shared:
+            self.kept[path] = WAS_READ
+        elif root in before.shared and fingerprint and known and (is_optimizer(value) or fingerprint.can_update(known)):
+            self._add_update(path, value, fingerprint, known, is_wanted=is_wanted)
+        elif before.is_bound(root, self.namespace.get(root)) and not (fingerprint is None and "@" in path):
+            self._add_whole(root, self.namespace[root], is_wanted=is_wanted)
+            is_replaced = path == root and not isinstance(value, type)  # the parts of a class refer to it
+            if is_replaced and root in before.shared and root in self.delta.values:
+                self.replaced.append(root)
+
+    def finish(self, living: Mapping[str, Any]) -> SharedObjects:
+        """Drop changes of objects that are returned whole; return the ids of the objects that are not returned whole.
+
+        ``living`` are the objects that `add_changes` was called for, by path. Nothing can be added afterwards.
+        """
+        before, delta = self._before, self.delta
+        # The parts of an object that is returned whole are new objects in the kernel: their changes are not needed.
+        whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
+        for changes in (*delta.changes_by_path(), self.weights):
+            for path in [path for path in changes if root_name(path) in whole]:
+                del changes[path]
+        outside = self._shared.select(lambda item: root_name(item[1]) not in whole)
+        if delta.values or delta.changed:
+            contents = {
+                path: content
+                for path, content in before.contents().items()
+                if path not in self.kept and root_name(path) not in whole
+            }
+            outside = item_ids(contents, delta.items).merge(outside)
+        del self._trial  # it holds copies of values in other memory, such as a GPU's
+        for name, value in delta.values.items():
+            if is_module(value):
+                self.gradients.includes(name, value, is_wanted=name in self._wanted)
+        self.kept |= _caches_kept({**living, **delta.values}, before.misses)
+        return outside
+
+    def _add_whole(self, name: str, value: Any, *, is_wanted: bool) -> None:
+        """Add the value of a name, or the part of it that can be copied."""
+        trial, own = self._trial, self._shared.get(id(value))
+        if own and own[1] == name:  # else another name of an object that the kernel holds
+            trial = TrialPickler(self.namespace, self._shared.select(lambda item: root_name(item[1]) != name))
+        limit = None if is_wanted else LARGE_BYTES
+        reason = _try_value(value, trial, limit)
+        if reason is None:
+            self.delta.values[name] = value
+            return
+        part, left_out = (None, {}) if own else _copyable_part(value, self.namespace, trial.shared)
+        if part is not None and _try_value(part, trial, limit) is None:
+            self.delta.values[name] = part
+            self._leave_out(name, value, left_out)
+        else:
+            self.kept[name] = "" if _is_leftover(value) and not is_wanted else reason
+
+    def _add_restructured(self, path: str, module: Any, known: Fingerprint, *, is_wanted: bool) -> None:
+        """Add the parts and the whole state of a module whose parts have changed since the fingerprint ``known``."""
+        delta, shared = self.delta, self._shared
+        moved = paths_before(module, self._before.module_parts.places_of(path), shared)
+        delta.structures[path] = module_parts(module, moved)
+        delta.modules[path] = module_state(module)
+        if self.gradients.includes(path, module, is_wanted=is_wanted):
+            delta.gradients[path] = gradient_state(module)
+        delta.attributes[path] = module_attributes(module, self.namespace, shared, known.content.attributes, moved)
+        delta.hooks[path] = changed_module_hooks(module, known.content.hooks)
+
+    def _add_update(self, path: str, value: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
+        """Add the changes since the fingerprint ``known``; with ``is_wanted`` the whole content whatever its size."""
+        if is_module(value):
+            self._add_module(path, value, now, known, is_wanted=is_wanted)
+        elif is_optimizer(value):
+            self._add_optimizer(path, value, known, is_wanted=is_wanted)
+        elif is_scheduler(value):
+            self.delta.schedulers[path] = value.state_dict()
+        else:
+            self._add_content(path, value, now, known, is_wanted=is_wanted)
+
+    def _add_module(self, path: str, module: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
+        delta, content, before = self.delta, now.content, known.content
+        if is_wanted or content.weights != before.weights:
+            if is_state_sharded(module) and not can_read_full():
+                self.deferred_weights.add(root_name(path))
+                self.kept[path] = "its weights are divided among the workers; they come back with the next cell"
+            elif any(is_sparse(tensor) for tensor in module_tensors(module).values()):
+                delta.modules[path] = module_state(module)
+            else:
+                sums = None if is_state_sharded(module) else content.weights[1]
+                self.weights[path] = ReturnedWeights(module, sums)
+        has_changed = is_wanted or content.gradients != before.gradients
+        if has_changed and self.gradients.includes(path, module, is_wanted=is_wanted):
+            delta.gradients[path] = gradient_state(module)
+        if is_wanted or content.attributes != before.attributes:
+            delta.attributes[path] = module_attributes(module, self.namespace, self._shared, before.attributes)
+        if is_wanted or content.hooks != before.hooks:
+            delta.hooks[path] = changed_module_hooks(module, before.hooks)
+
+    def _add_optimizer(self, path: str, optimizer: Any, known: Fingerprint, *, is_wanted: bool) -> None:
+        fits = is_wanted or optimizer_bytes(optimizer) <= LARGE_BYTES
+        fits = fits and (can_read_full() or not is_state_sharded(optimizer))
+        self.delta.optimizers[path] = optimizer_state(
+            optimizer, self.namespace, self._shared, with_tensors=fits, sizes_before=known.kind, before=known.content
+        )
+        if not fits:
+            size = size_text(optimizer_bytes(optimizer))
+            self.kept[path] = f"its state of {size} is {'divided' if is_state_sharded(optimizer) else 'large'}"
+
+    def _add_content(self, path: str, value: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
+        """Add the new content of a container, or of another object whose content can be set."""
+        found = content_of(value)
+        assert found is not None, "a value with a kind has content"
+        limit = None if is_wanted or "@" in path else LARGE_BYTES
+        content = found[1]
+        contents = changed_contents(known.content, now.content, self.namespace, self._shared)
+        items = item_ids({path: known.content}, {} if contents is None else {path: contents})
+        sent = content if contents is None else (content, contents)
+        reason = _try_value(sent, TrialPickler(self.namespace, items.merge(self._shared)), limit)
+        if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
+            copyable, left_out = _split_attributes(content.values, self.namespace, self._shared)
+            self._leave_out(path, value, left_out)
+            content, reason = ObjectAttributes(copyable, left_out=frozenset(left_out)), None
+        if reason is None:
+            self.delta.changed[path] = content
+            if contents is not None:
+                self.delta.items[path] = contents
+        else:
+            self.kept[path] = reason
+
+    def _leave_out(self, path: str, owner: Any, attributes: Mapping[str, str]) -> None:
+        """Record that attributes are left out, with the reasons."""
+        for name, reason in attributes.items():
+            self.kept[f"{path}.{name}"] = reason
+            with suppress(TypeError):  # an object with slots, to which there are no weak references
+                self.left_out[attribute_path(path, name)] = weakref.ref(owner)
+
+
+def _caches_kept(values: Mapping[str, Any], misses: Mapping[str, int]) -> dict[str, str]:
+    """Return why the caches stay here of functions among some values that have computed more results than before."""
+    return {
+        f"{label}.cache": "the notebook's function computes these results again"
+        for path, value in values.items()
+        if path == root_name(path)
+        for label, function in cached_functions(path, value)
+        if function.cache_info().misses > misses.get(label, 0) and has_changeable_results(function)
+    }
+
+
+def _is_leftover(value: Any) -> bool:
+    """Return whether a value that cannot be copied is left over from a loop or a block, so that no report is needed.
+
+    True for closed files, generators that have ended, iterators that read from one of these, and progress bars, unless
+    they refer to a tensor or a model.
+    """
+    waiting, seen = [value], {id(value)}
+    while waiting:
+        item = waiting.pop()
+        own = attributes_of(item) or {}
+        if any(is_training_object(held) or is_tensor(held) for held in own.values()):
+            return False
+        is_progress = hasattr(type(item), "__iter__") and "iterable" in own and "disable" in own
+        if is_progress or _has_ended(item):
+            return True
+        if is_iterator(item):
+            sources = [held for held in (*own.values(), *_sources(item)) if is_iterator(held)]
+            waiting += [held for held in sources if id(held) not in seen]
+            seen.update(map(id, sources))
+    return False
+
+
+def _sources(iterator: Any) -> list[Any]:
+    referents = gc.get_referents(iterator)
+    if isinstance(iterator, zip | map):  # they end with the first of several, which are in a tuple
+        return [item for held in referents if isinstance(held, tuple) for item in held]
+    return referents
+
+
+def _has_ended(value: Any) -> bool:
+    if isinstance(value, io.IOBase):
+        return value.closed
+    if isinstance(value, EndingIterator):
+        return value.has_ended
+    return isinstance(value, types.GeneratorType) and value.gi_frame is None
+
+
+def _split_attributes(
+    values: Mapping[str, Any], namespace: Namespace, shared: Mapping[int, SharedId]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the attributes that can be copied, and the reasons why the others cannot."""
+    copyable = copyable_values(values, namespace, shared)
+    others = values.keys() - copyable.keys()
+    return copyable, {name: f"{type(values[name]).__qualname__} cannot be copied" for name in sorted(others)}
+
+
+def _copyable_part(value: Any, namespace: Namespace, shared: Mapping[int, SharedId]) -> tuple[Any, dict[str, str]]:
+    """Return an object of the notebook's classes without the attributes that cannot be copied, and the reasons.
+
+    A trainer that reads its batches from a generator comes back without this. None for any other value.
+    """
+    if type(value).__module__ != "__main__" or not is_plain_object(value):
+        return None, {}
+    copyable, left_out = _split_attributes(attributes_of(value) or {}, namespace, shared)
+    if not copyable:
+        return None, {}
+    part = copyreg.__newobj__(type(value))  # type: ignore[attr-defined]
+    set_attributes(part, copyable)
+    return part, left_out
+
+
+def _try_value(value: Any, trial: TrialPickler, limit: int | None) -> str | None:
+    """Return None if a value can be returned, else the reason why not."""
+    try:
+        size = trial.num_bytes(value)
+    except Exception as error:
+        reason = f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
+        is_read = is_iterator(value) and not isinstance(value, io.IOBase)
+        return f"{reason}; the next cell on the workers continues reading it" if is_read else reason
+    if limit is not None and size > limit and not is_module(value):
+        trial.reset()  # the value is not sent, so what it contains counts in others
+        return f"{size_text(size)} is large"
+    return None
