@@ -86,6 +86,30 @@ def test_blocked_rank_comes_back_when_the_group_is_cut(tmp_path: Path, where: st
     assert first["sum"] == second["sum"] == [1.0, 1.0, 1.0]
 
 
+def abandoned_collective(world: World, folder: str) -> list[float]:
+    """Close a group whose collective never ends, since no connection is shut down."""
+    group = fresh_group(world, folder)
+    store = dist.FileStore(f"{folder}/notes", 2)
+    if world.rank == 0:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        group._sockets.clear()
+        group.close()
+        store.set("closed", "1")
+        assert work is not None
+        assert not work.is_completed()
+    else:
+        store.get("closed")
+        group.close()
+    group.reopen(f"{folder}/second")
+    total = TorchComm(world, group).all_reduce(torch.ones(2)).tolist()
+    group.close()
+    return total
+
+
+def test_a_group_is_reopened_although_a_collective_never_ends(tmp_path: Path) -> None:
+    assert run_ranks(abandoned_collective, 2, str(tmp_path), timeout_s=45) == [[2.0, 2.0]] * 2
+
+
 def cut_in_backward(world: World, folder: str) -> dict[str, Any]:
     from accel_nb.accelerator import Accelerator
 

@@ -73,6 +73,11 @@ def find_last_collective(first: int, default_group: str, exchange: MemoryExchang
     )
 
 
+def has_open_collectives(first: int) -> bool:
+    """Return whether a collective of this rank has not finished, of those with records from number ``first`` on."""
+    return any(record["record_id"] >= first and record.get("retired") is False for record in _flight_records())
+
+
 def next_record_id() -> int:
     """Return the number of the next record of torch's flight recorder."""
     return max(map(_record_id, _flight_records()), default=-1) + 1

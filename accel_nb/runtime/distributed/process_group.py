@@ -8,12 +8,14 @@ created, and `DefaultGroup.cut_connections` shuts down exactly these. NCCL commu
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import re
 import socket
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +25,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from accel_nb.runtime.devices.registry import device_type, type_of_backend
-from accel_nb.runtime.distributed.last_collective import EnteredCollective, find_last_collective, next_record_id
+from accel_nb.runtime.distributed.last_collective import (
+    EnteredCollective,
+    find_last_collective,
+    has_open_collectives,
+    next_record_id,
+)
 from accel_nb.runtime.distributed.memory_exchange import MemoryExchange, create_memory, is_supported
 from accel_nb.runtime.distributed.shared_group import original_function
 from accel_nb.runtime.process.environment import launch_store
@@ -62,6 +69,7 @@ class DefaultGroup:
         self._is_owner = owned
         self._backend = backend
         self._sockets: set[int] = set()
+        self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         # The first entry of torch's flight recorder that can belong to the group: it keeps those of earlier groups,
         # which have the same name and whose numbers may differ between ranks that were stopped.
         self._first_record = 0
@@ -218,11 +226,14 @@ class DefaultGroup:
             self._original_factory = None
         if dist.is_initialized():
             wait_for_gloo_threads()
+            if self.backend == "gloo" and has_open_collectives(self._first_record):
+                _keep_until_exit(self._groups)
             try:
                 original_function("destroy_process_group")()
             except Exception as error:  # its connections may be shut down; the group is destroyed anyway
                 logger.debug("process group did not close cleanly: %s", error)
         self._sockets.clear()
+        self._groups.clear()
 
     def _close_at_exit(self, pid: int) -> None:
         """Close the group before the interpreter exits, so that gloo's threads are idle; do nothing in a fork.
@@ -234,7 +245,7 @@ class DefaultGroup:
             self.close()
 
     def _open(self, store: str | os.PathLike[str] | Store | None) -> None:
-        self._record_sockets_of_new_groups()
+        self._record_new_groups()
         self._first_record = next_record_id()
         try:
             if store is None:
@@ -297,19 +308,33 @@ class DefaultGroup:
         number = store.add(f"{_KEYS}/groups/{self.world.rank}", 1)
         return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
-    def _record_sockets_of_new_groups(self) -> None:
-        """Record the sockets of all groups and subgroups that are created from now on, for `cut_connections`."""
+    def _record_new_groups(self) -> None:
+        """Record all groups and subgroups that are created from now on, and their sockets for `cut_connections`."""
         make = getattr(c10d, _GROUP_FACTORY)
 
         def make_and_record(*args: Any, **kwargs: Any) -> Any:
             before = _socket_inodes()
             try:
-                return make(*args, **kwargs)
+                made = make(*args, **kwargs)
             finally:
                 self._sockets |= _socket_inodes() - before
+            if isinstance(made[0], dist.ProcessGroup):  # a rank that is not in the group gets a number
+                self._groups.add(made[0])
+            return made
 
         self._original_factory = make
         setattr(c10d, _GROUP_FACTORY, make_and_record)
+
+
+def _keep_until_exit(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Keep groups in memory until the process ends.
+
+    The destructor of a group waits for its collectives. gloo does not end one that was sending when the connection was
+    shut down, so that the destructor would return only after the group's timeout. The count of references is
+    increased, since the interpreter destroys what a variable of a module holds when it exits.
+    """
+    for group in groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def wait_for_gloo_threads() -> None:
