@@ -525,6 +525,10 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         """
         return self.components.run.fingerprint()
 
+    def end_interrupted_pass(self) -> None:
+        """Restore the state between two passes, after an error in the middle of one; waits for no other rank."""
+        self._stepper.strategy.end_interrupted_pass()
+
     def end_interrupted_run(self) -> list[str]:
         """Return lines about what an interrupted run has saved; waits for the other ranks only if all have stopped."""
         return self.components.run.end_interrupted()

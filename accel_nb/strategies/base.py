@@ -270,6 +270,10 @@ class Strategy(Protocol):
         """Complete the state before it is read, such as by entries that other ranks have; every rank must call."""
         ...
 
+    def end_interrupted_pass(self) -> None:
+        """Restore the state between two passes, after an error in the middle of one; waits for no other rank."""
+        ...
+
     def hidden_bytes(self) -> tuple[int, int]:
         """Return this rank's bytes of gradients and of optimizer state that the objects' own tensors do not include."""
         ...
@@ -382,6 +386,9 @@ class Stepping:
 
     def share_state(self) -> None:
         """Do nothing: each rank has the state of what it holds."""
+
+    def end_interrupted_pass(self) -> None:
+        """Do nothing: parameters are the same inside of a pass."""
 
     def hidden_bytes(self) -> tuple[int, int]:
         """Return zeros: the objects' own tensors include all gradients and state."""

@@ -77,11 +77,43 @@ def test_an_interrupted_cell_loses_no_weights(kernel) -> None:
     endless = PLAIN + "print('go', flush=True)\nwhile True:\n" + "    for x, y in loader: model(x).sum()\n"
     output = run(kernel, endless, FLAGS, interrupt_on="go")
     assert output.error is not None
-    # An interrupt inside of a forward pass finds the weights gathered, and they come back at once.
-    is_reported = any("come back with the next cell" in text for text in output.texts)
-    assert kernel.value("torch.equal(model[0].weight, before)") is is_reported
+    assert any("come back with the next cell" in text for text in output.texts)
+    assert kernel.value("torch.equal(model[0].weight, before)")
     assert "True" in done(kernel, "print(model[0].weight.shape == (16, 6))", FLAGS).stdout
     assert not kernel.value("torch.equal(model[0].weight, before)")
+    done(kernel, PLAIN, FLAGS)
+
+
+def test_an_interrupt_in_the_forward_pass_of_one_rank_loses_no_weights(kernel) -> None:
+    waiting = (
+        "class Waiting(nn.Module):\n"
+        "    is_waiting = False\n"
+        "    def forward(self, x):\n"
+        "        while self.is_waiting and accelerator.process_index == 1: pass\n"
+        "        return x\n"
+        "model.append(Waiting())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"  # without state: only the parameters are sharded
+        "before = model[0].weight.detach().clone()"
+    )
+    stuck = (
+        "accelerator.prepare(model, optimizer, loader)\n"
+        "for x, y in loader:\n"
+        "    accelerator.backward(F.cross_entropy(model(x), y))\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "model[-1].is_waiting = True\n"
+        "print('go', flush=True)\n"
+        "model(x)\n"
+        "while True: pass\n"
+    )
+    assert kernel.run(f"{DATA}\n{waiting}").error is None
+    output = run(kernel, stuck, f"{FLAGS} --batch global", interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    assert "did not stop" not in output.traceback
+    done(kernel, "print(model[0].weight.shape)", FLAGS)
+    assert not kernel.value("torch.equal(model[0].weight, before)")
+    assert kernel.run("model[-1].is_waiting = False").error is None
     done(kernel, PLAIN, FLAGS)
 
 

@@ -196,6 +196,9 @@ class CellProgram:
                 error = self._execute(request, resolved)
             except KeyboardInterrupt as interrupt:
                 error = interrupt
+        if error is not None:
+            for known in self._accelerators.open():
+                known.end_interrupted_pass()
         if isinstance(error, TrainingStopped) and not self._worker.was_interrupted:
             return self._finish_stopped_cell()
         return error

@@ -269,6 +269,11 @@ class ShardedModel:
             for group in self._groups():
                 group.reshard()
 
+    def free_interrupted(self) -> None:
+        """Free parameters that a pass which did not end has left gathered."""
+        for group in self._groups():
+            group._to_sharded()
+
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole parameters that passes compute with, each with its name in the model."""
         for group in self._groups():
@@ -370,8 +375,7 @@ class ShardedModel:
     @torch.no_grad()
     def undo(self) -> dict[int, nn.Parameter]:
         """Restore the model, and return the original of each sharded parameter by the id of the latter."""
-        for group in self._groups():
-            group._to_sharded()  # also where an interrupt has left them gathered
+        self.free_interrupted()
         if self.pipeline is not None:
             self.pipeline.share_buffers()
         back: dict[int, nn.Parameter] = {}

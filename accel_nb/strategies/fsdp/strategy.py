@@ -280,6 +280,11 @@ class Fsdp(Stepping):
             sharded.record_replaced(old, new)
         self._on_replaced({**changed, **{id(old): new for old, new in states}}, memory)
 
+    def end_interrupted_pass(self) -> None:
+        """Put the shards back where the pass has left parameters gathered."""
+        for wrapped in self._models.values():
+            wrapped.free_interrupted()
+
     def data_coords(self) -> tuple[int, int]:
         """Return the index of this rank's share of the data, and their number: ranks of one layer read the same."""
         return self._place.data_index, self._place.num_data
