@@ -313,6 +313,8 @@ class CellProgram:
                 result = shell.run_cell(request.source, store_history=False)
                 bind_output(self._namespace, result.result)
                 if result.success:
+                    for known in self._accelerators.open() if not request.is_partial else ():
+                        known.keep_gradients()
                     self._lines = [line for known in self._accelerators.open() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:

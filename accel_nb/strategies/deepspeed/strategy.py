@@ -95,6 +95,8 @@ class Deepspeed(Stepping):
         self._on_replaced: OnReplaced = lambda *_: None
         # Whether a backward pass has kept its graph for another one.
         self._has_retained = False
+        # Whether gradients remain when models are released.
+        self._keeps_gradients = False
 
     def open(self, world: World, comm: Communicator) -> None:
         """Open the strategy in a world; its default process group must be open."""
@@ -148,12 +150,16 @@ class Deepspeed(Stepping):
                 self._scaled.pop(key, None)
                 parameters = [value for wrapped in zero.models for value in wrapped.parameters()]
                 memory = {} if zero.divides_weights else memory_of(parameters)
-                zero.undo()
+                zero.undo(keeps_gradients=self._keeps_gradients)
                 for wrapped in zero.models:
                     self._adapt(wrapped)
                 self._on_replaced({id(value): value for value in parameters}, memory)
         _restore_plain_class(model)
         return model
+
+    def average_every_pass(self) -> None:
+        """Keep gradients in parameters that are no longer sharded, as on one device."""
+        self._keeps_gradients = True
 
     def report_replaced(self, call: OnReplaced) -> None:
         """Call a function after each replacement of the memory of parameters, which remain the same objects."""
@@ -226,6 +232,26 @@ class Deepspeed(Stepping):
         """Drop the gradients of the bundle's optimizers."""
         for zero in self._zeros_of(bundle):
             zero.drop_gradients()
+
+    def zero_gradients(self, bundle: Bundle) -> None:
+        """Set the gradients of the bundle's optimizers to zero."""
+        for zero in self._zeros_of(bundle):
+            zero.zero_gradients()
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients."""
+        return any(zero.has_gradients for zero in self._zeros.values())
+
+    @property
+    def has_incomplete_gradients(self) -> bool:
+        """Whether there are gradients that are not completed."""
+        return any(zero.has_incomplete_gradients for zero in self._zeros.values())
+
+    def keep_gradients(self) -> None:
+        """Apply what code has written into complete gradients, which are read and replaced between cells."""
+        for zero in self._zeros.values():
+            zero.keep_gradients()
 
     def is_gathered(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter that stage 3 holds whole for a pass, or that is stepped as a copy."""
