@@ -192,6 +192,8 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         Those of explicit cells that the strategy holds are not in ``parameter.grad`` for any code.
         """
         strategy, window = self._stepper.strategy, self._stepper.window
+        if not self._stepper.bundle.models:
+            return True
         if window.size > 1 or strategy.precision.policy.loss_scaling:
             return False
         holder = self._stepper.gradient_holder
@@ -217,6 +219,12 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
             found += [value for values in entries for value in values.values()]
         return [value for value in found if sharded.is_sharded(value)]
 
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether there are gradients that the strategy holds outside of ``parameter.grad``."""
+        holder = self._stepper.gradient_holder
+        return holder is not None and holder.has_gradients
+
     def held_gradients(self) -> list[Tensor]:
         """Return this rank's shards of complete gradients that the strategy holds, in the same order on every rank."""
         parameters = [value for model in self._stepper.bundle.models for value in model.parameters() if is_held(value)]
@@ -224,10 +232,8 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
 
     def keep_gradients(self) -> None:
         """Complete the gradients that the strategy holds, at the end of a plain cell; every rank must call."""
-        holder = self._stepper.gradient_holder
-        if holder is not None and self._stepper.is_plain_cell:
+        if self._stepper.is_plain_cell:
             self._stepper.complete_held_gradients()
-            holder.keep_gradients()
 
     def memory_map(self) -> dict[str, int]:
         """Return this rank's bytes of parameters (with buffers), gradients and optimizer state at the last measurement.

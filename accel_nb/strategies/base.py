@@ -386,7 +386,7 @@ class GradientHolding(Protocol):
         ...
 
     def keep_gradients(self) -> None:
-        """Apply what code has written into complete gradients, before a cell ends; every rank must call."""
+        """Apply what code has written into gradients, before a cell ends; every rank must call."""
         ...
 
 

@@ -317,8 +317,10 @@ class Stepper:
 
     def complete_held_gradients(self) -> None:
         """Complete the gradients that a strategy holds, unless a window is open; every rank must call."""
-        if self.gradient_holder is not None:
-            self.complete_gradients(list(stepped_parameters(*self.bundle.optimizers)))
+        if (holder := self.gradient_holder) is None:
+            return
+        if self.complete_gradients(list(stepped_parameters(*self.bundle.optimizers))) is not None:
+            holder.keep_gradients()
 
     def record_dropped_gradients(self, parameter: Tensor) -> None:
         """Record that code has set the gradient of a parameter to None: later ones are not complete."""

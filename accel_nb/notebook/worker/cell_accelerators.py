@@ -37,6 +37,8 @@ class CellAccelerators:
         self._suspended: list[Accelerator] = []
         # Suspended accelerators whose models cannot be gathered, since a rank with a shard has died.
         self._incomplete: weakref.WeakSet[Accelerator] = weakref.WeakSet()
+        # Whether accelerators of an old process group had gradients that their strategy held.
+        self._has_lost_gradients = False
 
     @property
     def last_share(self) -> Any:
@@ -94,6 +96,7 @@ class CellAccelerators:
         Those with sharded models stay open until `close_suspended`: gathering a model needs all ranks, and some may
         have died.
         """
+        self._has_lost_gradients |= any(accelerator.holds_gradients for accelerator in self.open())
         self._suspended = [accelerator for accelerator in self.open() if accelerator.sharded_tensors()]
         for kind, (_, accelerator) in list(self._own.items()):
             if accelerator in self._suspended:
@@ -103,6 +106,11 @@ class CellAccelerators:
         for value in list(self._namespace.values()):
             if isinstance(value, Accelerator) and value not in self._suspended:
                 value.close(is_alone=True)
+
+    def take_lines(self) -> list[str]:
+        """Return lines on what was lost since the last call."""
+        lost, self._has_lost_gradients = self._has_lost_gradients, False
+        return [_LOST_GRADIENTS] if lost else []
 
     def close_suspended(self) -> None:
         """Close the suspended accelerators, which gathers their models; all ranks must call it."""
@@ -168,6 +176,12 @@ class CellAccelerators:
             if kind == "explicit":
                 self._objects_to_prepare = (*self._objects_to_prepare, *removed[1].prepared_objects)
             removed[1].close(is_alone=is_alone)
+
+
+_LOST_GRADIENTS = (
+    "the gradients of divided models were dropped when the workers were stopped, after an error or an interrupt: run "
+    "the backward pass again before a step that uses them"
+)
 
 
 def _find_sharded_values(

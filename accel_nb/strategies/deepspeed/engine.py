@@ -120,8 +120,12 @@ class ZeroModel:
             optimizer.state.update(state)
             raise
         for value, _, gradient, _ in before:
-            if gradient is not None and self.steps(value):
+            if gradient is None:
+                continue
+            if self.steps(value):
                 self.write_gradient(value, gradient.detach())
+            else:
+                _set_whole_gradient(value, gradient)
 
     def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
         """Make an engine that divides the parameters."""
@@ -286,8 +290,9 @@ class ZeroModel:
         return self.has_gradients and not self._is_finished
 
     def keep_gradients(self) -> None:
-        """Apply what code has written into complete gradients, so that `shown_gradient` returns them."""
+        """Complete gradients, and apply what code has written into them; every rank must call."""
         if self.has_gradients:
+            self.finish_gradients()  # those of an optimizer that was released
             self._warn_of_unused()
             self._whole_gradients.store(self._gradient_shards(), keeps=True)
 
@@ -353,7 +358,7 @@ class ZeroModel:
         """Warn, once, if there are gradients of some parameters only."""
         if self._has_warned or self._whole_gradients.are_partly_dropped or not sharded.reads_together():
             return
-        num_trained = sum(value.requires_grad for value in self._parameters)
+        num_trained = len(self._shards)
         if self._num_reached < num_trained:
             self._has_warned = True
             warn_at_user_line(_UNUSED.format(number=num_trained - self._num_reached, all=num_trained))
@@ -423,7 +428,8 @@ class ZeroModel:
         unmark_partitioned(self._parameters)
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
-            value.grad = gradients.get(value)
+            if not keeps_gradients or value in gradients:
+                value.grad = gradients.get(value)
         remove_hidden((*self._modules, *self._parameters))
         for parameter, values in states.items():
             if values:
@@ -546,6 +552,14 @@ def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
     finally:
         for value in parameters:
             del value.ds_optim_param
+
+
+def _set_whole_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
+    """Set the gradient of a parameter whose data is empty; torch compares the shapes when it is assigned only."""
+    data = parameter.data
+    parameter.data = gradient.new_empty(()).expand(gradient.shape)
+    parameter.grad = gradient
+    parameter.data = data
 
 
 def _kind_of(value: Tensor) -> str:

@@ -1,6 +1,7 @@
 # A cell ends after a backward pass; the notebook looks at the gradients, and a later cell adds to them and steps.
 # outcome: equal
 # needs: deepspeed
+# runs: always
 # compare: model, first, second
 # %%
 import torch
