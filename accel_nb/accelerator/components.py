@@ -86,6 +86,8 @@ class Components:
             if tracker_thread is not None:
                 tracker_thread.close()
             self.stepper.flush()
+            if is_alone and self.stepper.gradient_holder is not None:  # ranks that were stopped may have other ones
+                self.strategy.drop_gradients(self.stepper.bundle)
             self.preparer.release(self.preparer.objects)
             self.strategy.close()
             if self.group is not None:

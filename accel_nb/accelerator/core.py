@@ -49,6 +49,7 @@ from accel_nb.precision import build_precision
 from accel_nb.precision.forward import plain_view_in_precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.held_gradients import gradient_of, is_held
 from accel_nb.runtime.process.built_accelerators import register_built_accelerator
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
@@ -186,9 +187,17 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
 
     @property
     def has_whole_gradients(self) -> bool:
-        """Whether ``parameter.grad`` is that of all ranks: not within windows, scaled, or held by the strategy."""
+        """Whether gradients are those of all ranks: not within windows, nor scaled, nor incomplete.
+
+        Those of explicit cells that the strategy holds are not in ``parameter.grad`` for any code.
+        """
         strategy, window = self._stepper.strategy, self._stepper.window
-        if window.size > 1 or strategy.capabilities.hides_gradients or strategy.precision.policy.loss_scaling:
+        if not self._stepper.bundle.models:
+            return True
+        if window.size > 1 or strategy.precision.policy.loss_scaling:
+            return False
+        holder = self._stepper.gradient_holder
+        if holder is not None and (holder.has_incomplete_gradients or not self._stepper.is_plain_cell):
             return False
         return self.components.groups.mesh.has_one_dimension
 
@@ -209,6 +218,22 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
             entries = [optimizer.state.get(value, {}) for value in stepped_parameters(optimizer)]
             found += [value for values in entries for value in values.values()]
         return [value for value in found if sharded.is_sharded(value)]
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether there are gradients that the strategy holds outside of ``parameter.grad``."""
+        holder = self._stepper.gradient_holder
+        return holder is not None and holder.has_gradients
+
+    def held_gradients(self) -> list[Tensor]:
+        """Return this rank's shards of complete gradients that the strategy holds, in the same order on every rank."""
+        parameters = [value for model in self._stepper.bundle.models for value in model.parameters() if is_held(value)]
+        return [gradient for value in parameters if (gradient := gradient_of(value)) is not None]
+
+    def keep_gradients(self) -> None:
+        """Complete the gradients that the strategy holds, at the end of a plain cell; every rank must call."""
+        if self._stepper.is_plain_cell:
+            self._stepper.complete_held_gradients()
 
     def memory_map(self) -> dict[str, int]:
         """Return this rank's bytes of parameters (with buffers), gradients and optimizer state at the last measurement.

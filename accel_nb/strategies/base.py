@@ -362,7 +362,20 @@ class LayerDividing(Protocol):
 
 
 class GradientHolding(Protocol):
-    """The further methods of a strategy whose ``capabilities.hides_gradients`` is set."""
+    """The further methods of a strategy whose ``capabilities.hides_gradients`` is set.
+
+    Between cells its gradients are read and replaced by `accel_nb.runtime.distributed.held_gradients`.
+    """
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients."""
+        ...
+
+    @property
+    def has_incomplete_gradients(self) -> bool:
+        """Whether there are gradients that `Strategy.finish_gradients` has not completed."""
+        ...
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect. All call."""
@@ -370,6 +383,14 @@ class GradientHolding(Protocol):
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
         """Replace the whole gradient of a parameter, or drop it."""
+        ...
+
+    def zero_gradients(self, bundle: Bundle) -> None:
+        """Set the gradients of the bundle's optimizers to zero."""
+        ...
+
+    def keep_gradients(self) -> None:
+        """Apply what code has written into gradients, before a cell ends; every rank must call."""
         ...
 
 

@@ -215,8 +215,10 @@ def warn_undivided_loader(accelerator: Accelerator) -> None:
 
 def warn_gradients_left(accelerator: Accelerator) -> None:
     """Warn that a cell ended with gradients that no step has used, if a model has some."""
-    models = accelerator.components.stepper.bundle.models
-    if any(value.grad is not None for model in models for value in model.parameters()):
+    stepper = accelerator.components.stepper
+    parameters = (value for model in stepper.bundle.models for value in model.parameters())
+    holder = stepper.gradient_holder
+    if holder.has_gradients if holder is not None else any(value.grad is not None for value in parameters):
         _warn(
             accelerator,
             "this cell ended after a backward pass without a step: the gradients of its models stay on the workers, "

@@ -347,6 +347,7 @@ class Preparer:
         changed = self._stepper.changed_models()
         if not changed:
             return
+        self._stepper.complete_held_gradients()
         policies = {id(model): self._call_policies.get(id(model)) for model in changed}
         for model in changed:
             self._free_model(model)

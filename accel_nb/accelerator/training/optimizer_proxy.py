@@ -41,8 +41,11 @@ class StepHandler(Protocol):
         """Return whether the optimizer may clear its gradients now."""
         ...
 
-    def handle_zero_grad(self, proxy: OptimizerProxy) -> None:
-        """Clear the gradients outside of ``parameter.grad`` too; called after the optimizer has cleared its own."""
+    def handle_zero_grad(self, proxy: OptimizerProxy, *, drops: bool) -> None:
+        """Drop the gradients outside of ``parameter.grad`` too, or set them to zero.
+
+        Called after the optimizer has cleared its own.
+        """
         ...
 
 
@@ -137,7 +140,8 @@ class OptimizerProxy:
         def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             if self._stepping.may_zero_grad(self):
                 self._zero_grad(*args, **kwargs)
-                self._stepping.handle_zero_grad(self)
+                drops = kwargs.get("set_to_none", args[0] if args else True)
+                self._stepping.handle_zero_grad(self, drops=bool(drops))
 
         self._install("zero_grad", zero_grad)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.user_code import is_in_other_thread, warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Bundle, Strategy
+from accel_nb.strategies.base import Bundle, GradientHolding, Strategy
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.step_meter import StepMeter
 from accel_nb.telemetry.time_use import TimeMeter
@@ -301,11 +301,26 @@ class Stepper:
             return window.syncs_gradients
         return window.size == 1 or not window.has_gradients or proxy.stepped_window == window.number
 
-    def handle_zero_grad(self, proxy: OptimizerProxy) -> None:
-        """Clear the gradients that a strategy holds outside of ``parameter.grad``."""
-        if self.strategy.capabilities.hides_gradients:
-            self.strategy.drop_gradients(proxy.bundle)
+    def handle_zero_grad(self, proxy: OptimizerProxy, *, drops: bool) -> None:
+        """Drop the gradients that a strategy holds outside of ``parameter.grad``, or set them to zero."""
+        if (holder := self.gradient_holder) is not None:
+            if drops:
+                self.strategy.drop_gradients(proxy.bundle)
+            else:
+                holder.zero_gradients(proxy.bundle)
             proxy.finished_window = -1
+
+    @property
+    def gradient_holder(self) -> GradientHolding | None:
+        """The strategy, if it holds gradients outside of ``parameter.grad``."""
+        return cast(GradientHolding, self.strategy) if self.strategy.capabilities.hides_gradients else None
+
+    def complete_held_gradients(self) -> None:
+        """Complete the gradients that a strategy holds, unless a window is open; every rank must call."""
+        if (holder := self.gradient_holder) is None:
+            return
+        if self.complete_gradients(list(stepped_parameters(*self.bundle.optimizers))) is not None:
+            holder.keep_gradients()
 
     def record_dropped_gradients(self, parameter: Tensor) -> None:
         """Record that code has set the gradient of a parameter to None: later ones are not complete."""

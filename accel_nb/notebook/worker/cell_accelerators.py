@@ -37,6 +37,8 @@ class CellAccelerators:
         self._suspended: list[Accelerator] = []
         # Suspended accelerators whose models cannot be gathered, since a rank with a shard has died.
         self._incomplete: weakref.WeakSet[Accelerator] = weakref.WeakSet()
+        # Whether accelerators of an old process group had gradients that their strategy held.
+        self._has_lost_gradients = False
 
     @property
     def last_share(self) -> Any:
@@ -94,6 +96,7 @@ class CellAccelerators:
         Those with sharded models stay open until `close_suspended`: gathering a model needs all ranks, and some may
         have died.
         """
+        self._has_lost_gradients |= any(accelerator.holds_gradients for accelerator in self.open())
         self._suspended = [accelerator for accelerator in self.open() if accelerator.sharded_tensors()]
         for kind, (_, accelerator) in list(self._own.items()):
             if accelerator in self._suspended:
@@ -103,6 +106,11 @@ class CellAccelerators:
         for value in list(self._namespace.values()):
             if isinstance(value, Accelerator) and value not in self._suspended:
                 value.close(is_alone=True)
+
+    def take_lines(self) -> list[str]:
+        """Return lines on what was lost since the last call."""
+        lost, self._has_lost_gradients = self._has_lost_gradients, False
+        return [_LOST_GRADIENTS] if lost else []
 
     def close_suspended(self) -> None:
         """Close the suspended accelerators, which gathers their models; all ranks must call it."""
@@ -142,7 +150,7 @@ class CellAccelerators:
         All ranks must call it. It can be interrupted, since it waits for ranks that may have died. Values of names for
         which ``is_hidden`` returns True are not read.
         """
-        accelerators = [item for item in self.open() if item.sharded_tensors()]
+        accelerators = [item for item in self.open() if item.sharded_tensors() or item.held_gradients()]
         if not accelerators or self._worker.group is None:
             return None
         comm = TorchComm(self._worker.world, self._worker.group)
@@ -152,7 +160,8 @@ class CellAccelerators:
                     accelerator.share_state()
                 tensors = [tensor for accelerator in accelerators for tensor in accelerator.sharded_tensors()]
                 names = [name for name, value in sorted(self._namespace.items()) if not is_hidden(name, value)]
-                tensors += _find_sharded_values(comm, tensors, [self._namespace[name] for name in names])
+                held = [gradient for accelerator in accelerators for gradient in accelerator.held_gradients()]
+                tensors += _find_sharded_values(comm, tensors, held, [self._namespace[name] for name in names])
                 if not self._worker.world.is_main:
                     sharded.serve_reads(comm, tensors)
                     return None
@@ -169,11 +178,23 @@ class CellAccelerators:
             removed[1].close(is_alone=is_alone)
 
 
-def _find_sharded_values(comm: Communicator, known: Sequence[Tensor], values: Sequence[Any]) -> list[Tensor]:
-    """Return gradients and attributes of ``known``, and sharded tensors in values, if all ranks have the same ones."""
+_LOST_GRADIENTS = (
+    "the gradients of divided models were dropped when the workers were stopped, after an error or an interrupt: run "
+    "the backward pass again before a step that uses them"
+)
+
+
+def _find_sharded_values(
+    comm: Communicator, known: Sequence[Tensor], held: Sequence[Tensor], values: Sequence[Any]
+) -> list[Tensor]:
+    """Return gradients and attributes of ``known``, ``held``, and sharded tensors in values.
+
+    Returns none if the ranks have different ones.
+    """
     is_known = set(map(id, known))
-    found = [tensor.grad for tensor in known if tensor.is_leaf and tensor.grad is not None]
+    found = [*held]
+    found += [tensor.grad for tensor in known if tensor.is_leaf and tensor.grad is not None]
     found += [value for tensor in known for value in vars(tensor).values() if sharded.is_sharded(value)]
     found += [tensor for tensor in find_sharded_tensors(values) if id(tensor) not in is_known]
-    first, *others = comm.all_gather_json([list(tensor.shape) for tensor in found])
+    first, *others = comm.all_gather_json([list(sharded.full_shape(tensor)) for tensor in found])
     return found if all(shapes == first for shapes in others) else []

@@ -189,7 +189,7 @@ class CellProgram:
 
     def _execute_and_finish(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell or the call, to its end or to the step after which it is stopped; return its error, or None."""
-        self._lines = []
+        self._lines = self._accelerators.take_lines()
         self._control_receiver.begin_run()
         with using_layers(resolved), _receiving_events(self._worker, self._control_receiver):
             try:
@@ -316,10 +316,12 @@ class CellProgram:
                 result = shell.run_cell(request.source, store_history=False)
                 bind_output(self._namespace, result.result)
                 if result.success:
-                    self._lines = [line for known in self._accelerators.open() for line in known.end_run()]
+                    for known in self._accelerators.open() if not request.is_partial else ():
+                        known.keep_gradients()
+                    self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
-            self._lines = [line for known in self._accelerators.open() for line in known.end_interrupted_run()]
+            self._lines += [line for known in self._accelerators.open() for line in known.end_interrupted_run()]
         if isinstance(error, SystemExit):
             message = describe_exit(error)
             shell.structured_traceback = [f"RuntimeError: {message}"]
@@ -373,7 +375,7 @@ class CellProgram:
         except BaseException as error:
             self._shell.structured_traceback = format_traceback(error, self._shell.InteractiveTB)
             return error
-        self._lines = [line, *saved]
+        self._lines += [line, *saved]
         return None
 
     def _describe_name(self, name: str) -> str:
@@ -401,7 +403,7 @@ class CellProgram:
         try:
             with self._worker.interruptible(), patch_environment(**call.variables):
                 self._result = self._namespace[call.bound_name]()
-                self._lines = [line for known in self._accelerators.open() for line in known.end_run()]
+                self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
         except KeyboardInterrupt as interrupt:
             error: BaseException = interrupt
         except SystemExit as end:

@@ -37,8 +37,9 @@ from accel_nb.pool.sync.optimizer_states import (
     state_tensors,
 )
 from accel_nb.pool.sync.stream.pickling import copyable_values, digest
+from accel_nb.runtime.distributed.held_gradients import gradient_of
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
-from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_shard
+from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_shard, shard_number
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.versions import version_of
 
@@ -120,7 +121,8 @@ def fingerprint_of(
     place = refs.view_of(value) if is_tensor(value) or is_plain_array(value) else None
     if is_tensor(value):
         own = () if place else (value,)  # the content of a view is that of the object that it is in
-        parts = own if not value.is_leaf or value.grad is None else (*own, value.grad)
+        gradient = gradient_of(value) if value.is_leaf else None
+        parts = own if gradient is None else (*own, gradient)
         attributes = tensor_attributes(value)
         code = digest(attributes, namespace=namespace, shared=refs) if attributes else None
         content = (tensor_fingerprints(parts, exact=True), value.requires_grad, code)
@@ -193,7 +195,10 @@ def tensor_sums(tensors: Iterable[Any]) -> TensorSums:
 
 
 def _versions(tensors: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple((version_of(tensor), tuple(local_shard(tensor).shape), str(tensor.dtype)) for tensor in tensors)
+    return tuple(
+        (version_of(tensor), tuple(local_shard(tensor).shape), str(tensor.dtype), shard_number(tensor))
+        for tensor in tensors
+    )
 
 
 def _checksum(tensor: Any) -> Any:

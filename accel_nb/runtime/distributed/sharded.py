@@ -57,12 +57,14 @@ class FlatShard:
     """The ranges of a flattened tensor that the ranks hold, as ``(start, length)``, and this rank's memory.
 
     ``held`` begins with this rank's elements and may be longer. It is None if the tensor itself is this rank's shard.
+    ``number`` differs between the contents of a tensor that is registered anew, of which this rank may hold nothing.
     """
 
     shape: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
     rank: int
     held: Any = None
+    number: int = 0
 
 
 def register_flat_shard(tensor: Any, shard: FlatShard) -> Any:
@@ -157,6 +159,12 @@ def full_shape(tensor: Any) -> tuple[int, ...]:
     """Return the shape of the full tensor."""
     shard = flat_shard(tensor)
     return tuple(tensor.shape) if shard is None else shard.shape
+
+
+def shard_number(tensor: Any) -> int:
+    """Return the number of a flat shard; 0 for other tensors."""
+    shard = flat_shard(tensor)
+    return 0 if shard is None else shard.number
 
 
 def local_shard(tensor: Any) -> Any:

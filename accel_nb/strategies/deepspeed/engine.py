@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.held_gradients import register_holder, unregister_holder
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import LOST_WRITE, multiply_tensors
@@ -109,6 +110,7 @@ class ZeroModel:
             remove_attributes((*self._modules, *self._parameters), self._known_names)
             for value, data, gradient, known in before:
                 sharded.unregister_flat_shard(value)
+                unregister_holder([value])
                 value.data, value.grad = data, gradient
                 for key in set(value._post_accumulate_grad_hooks or ()) - known:
                     del value._post_accumulate_grad_hooks[key]
@@ -118,8 +120,12 @@ class ZeroModel:
             optimizer.state.update(state)
             raise
         for value, _, gradient, _ in before:
-            if gradient is not None and self.steps(value):
+            if gradient is None:
+                continue
+            if self.steps(value):
                 self.write_gradient(value, gradient.detach())
+            else:
+                _set_whole_gradient(value, gradient)
 
     def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
         """Make an engine that divides the parameters."""
@@ -145,6 +151,7 @@ class ZeroModel:
             self._zero._update_model_bit16_weights = lambda index: None  # each step: `reload_changed_weights` does it
         self._shards = {id(place.parameter): place.shard for _, places in self._flats for place in places}
         self._whole_gradients = WholeGradients(self._shards, self._comm)
+        register_holder([place.parameter for _, places in self._flats for place in places], self)
         for value in self._parameters:
             value.__getstate__ = partial(visible_attributes, value)  # type: ignore[method-assign]  # when it is pickled
             if self._stage == 3:
@@ -183,12 +190,17 @@ class ZeroModel:
 
     def begin_backward(self) -> None:
         """Prepare a backward pass, whose gradients are added to existing ones."""
+        if self._whole_gradients.are_known:
+            self.finish_gradients()
         if self._is_finished:
             self._whole_gradients.refuse_partly_dropped()
             self._whole_gradients.store(self._gradient_shards())
             self._earlier = [value.clone() for _, value in self._gradient_shards()]
             self._clear_sums()
         self._whole_gradients.clear()
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
         self._engine.set_gradient_accumulation_boundary(False)
         self._zero.clear_backward_seen_flag()
         if self._stage == 3:
@@ -245,7 +257,7 @@ class ZeroModel:
 
     def _run_empty_pass(self) -> None:
         """Make DeepSpeed hold gradients of zeros; every rank must call."""
-        self.begin_backward()
+        self._begin_pass()
         self.end_backward(is_reached=True)
 
     def steps(self, parameter: nn.Parameter) -> bool:
@@ -256,21 +268,39 @@ class ZeroModel:
         """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect. All call."""
         if not self.has_gradients:
             return None
+        self._warn_of_unused()
         return self._whole_gradients.read(parameter, self._gradient_shards(), self._flats[0][0])
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
         """Replace the whole gradient of a parameter; None drops it. Every rank must call."""
         self._whole_gradients.forget(parameter)
         if value is None:
-            if self._whole_gradients.drop(parameter):
+            if self.has_gradients and self._whole_gradients.drop(parameter):
                 self.drop_gradients()
             return
         if not self.has_gradients:
-            self._run_empty_pass()
-            self.finish_gradients()
+            self.has_gradients = True
             self._whole_gradients.drop_all()
         if self._whole_gradients.replace(parameter, value):
             self._num_reached += 1
+
+    @property
+    def has_incomplete_gradients(self) -> bool:
+        """Whether there are gradients, and `finish_gradients` has not completed them."""
+        return self.has_gradients and not self._is_finished
+
+    def keep_gradients(self) -> None:
+        """Complete gradients, and apply what code has written into them; every rank must call."""
+        if self.has_gradients:
+            self.finish_gradients()  # those of an optimizer that was released
+            self._warn_of_unused()
+            self._whole_gradients.store(self._gradient_shards(), keeps=True)
+
+    def shown_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return this rank's shard of the complete gradient of a parameter; None if there is none, or incomplete."""
+        if not self._is_finished:
+            return None
+        return self._whole_gradients.show(parameter, self._gradient_shards(), self._flats[0][0])
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield this rank's shard of each gradient, flat, after `finish`; changes in place have effect."""
@@ -304,10 +334,7 @@ class ZeroModel:
         self._apply_loaded()
         if not self.has_gradients:
             return
-        num_trained = sum(value.requires_grad for value in self._parameters)
-        if self._num_reached < num_trained and not self._has_warned and sharded.reads_together():
-            self._has_warned = True
-            warn_at_user_line(_UNUSED.format(number=num_trained - self._num_reached, all=num_trained))
+        self._warn_of_unused()
         self.finish_gradients()
         self._whole_gradients.refuse_partly_dropped()
         self._whole_gradients.store(self._gradient_shards())
@@ -326,6 +353,23 @@ class ZeroModel:
         self._zero.averaged_gradients.update(averaged)  # a step leaves gradients, to which a pass may add
         self._state.show_after_step()
         self._versions = self._version()
+
+    def _warn_of_unused(self) -> None:
+        """Warn, once, if there are gradients of some parameters only."""
+        if self._has_warned or self._whole_gradients.are_partly_dropped or not sharded.reads_together():
+            return
+        num_trained = len(self._shards)
+        if self._num_reached < num_trained:
+            self._has_warned = True
+            warn_at_user_line(_UNUSED.format(number=num_trained - self._num_reached, all=num_trained))
+
+    def zero_gradients(self) -> None:
+        """Set gradients to zero."""
+        if self.has_gradients:
+            self._whole_gradients.refuse_partly_dropped()
+            self._whole_gradients.clear()
+            self._earlier.clear()
+            self._clear_sums()
 
     def drop_gradients(self) -> None:
         """Drop gradients."""
@@ -361,9 +405,16 @@ class ZeroModel:
         """Load the optimizer's state from ``states``; ``whole`` reads one of its tensors. Every rank must call."""
         self._state.load(states, whole)
 
-    def undo(self) -> None:
-        """Restore models and optimizer; every rank must call."""
+    def undo(self, *, keeps_gradients: bool) -> None:
+        """Restore models and optimizer, and if it ``keeps_gradients`` these too; every rank must call."""
         self._apply_loaded()
+        if keeps_gradients:
+            self.finish_gradients()
+        else:
+            self.drop_gradients()
+        stepped = [place.parameter for _, places in self._flats for place in places]
+        gradients = {value: self.read_gradient(value) for value in stepped}
+        unregister_holder(stepped)
         self._state.release()
         weights = [sharded.gather_full(value, self._comm) for value in self._parameters] if self._stage == 3 else []
         states = self._state.gather(self._comm)
@@ -377,7 +428,8 @@ class ZeroModel:
         unmark_partitioned(self._parameters)
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
-            value.grad = None
+            if not keeps_gradients or value in gradients:
+                value.grad = gradients.get(value)
         remove_hidden((*self._modules, *self._parameters))
         for parameter, values in states.items():
             if values:
@@ -484,8 +536,8 @@ _OTHER_KIND = (
     "Change the model in a cell before it is trained, or train with --strategy ddp"
 )
 _UNUSED = (
-    "{number} of {all} parameters have no gradient at this step: on one device the optimizer leaves them out, and "
-    "DeepSpeed steps them with zeros, so their momentum and weight decay continue. If that matters, train with "
+    "{number} of {all} parameters have no gradient: on one device their .grad is None, and the optimizer leaves them "
+    "out. DeepSpeed has zeros, and steps with them, so momentum and weight decay continue. If that matters, train with "
     "--strategy ddp or fsdp"
 )
 
@@ -500,6 +552,14 @@ def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
     finally:
         for value in parameters:
             del value.ds_optim_param
+
+
+def _set_whole_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
+    """Set the gradient of a parameter whose data is empty; torch compares the shapes when it is assigned only."""
+    data = parameter.data
+    parameter.data = gradient.new_empty(()).expand(gradient.shape)
+    parameter.grad = gradient
+    parameter.data = data
 
 
 def _kind_of(value: Tensor) -> str:

@@ -58,6 +58,7 @@ from accel_nb.strategies.base import (
 from accel_nb.strategies.deepspeed.former_memory import memory_of, moved_from, without_layouts
 from accel_nb.strategies.deepspeed.inner_optimizer import stepping_instead
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
+from accel_nb.strategies.deepspeed.local_gradients import LocalGradients
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class Deepspeed(Stepping):
         self._on_replaced: OnReplaced = lambda *_: None
         # Whether a backward pass has kept its graph for another one.
         self._has_retained = False
+        # Whether gradients remain when models are released.
+        self._keeps_gradients = False
+        # Gradients of the parameters of models that no optimizer steps, which DeepSpeed does not average.
+        self._other_gradients = LocalGradients()
 
     def open(self, world: World, comm: Communicator) -> None:
         """Open the strategy in a world; its default process group must be open."""
@@ -148,12 +153,16 @@ class Deepspeed(Stepping):
                 self._scaled.pop(key, None)
                 parameters = [value for wrapped in zero.models for value in wrapped.parameters()]
                 memory = {} if zero.divides_weights else memory_of(parameters)
-                zero.undo()
+                zero.undo(keeps_gradients=self._keeps_gradients)
                 for wrapped in zero.models:
                     self._adapt(wrapped)
                 self._on_replaced({id(value): value for value in parameters}, memory)
         _restore_plain_class(model)
         return model
+
+    def average_every_pass(self) -> None:
+        """Keep gradients in parameters that are no longer sharded, as on one device."""
+        self._keeps_gradients = True
 
     def report_replaced(self, call: OnReplaced) -> None:
         """Call a function after each replacement of the memory of parameters, which remain the same objects."""
@@ -190,6 +199,7 @@ class Deepspeed(Stepping):
                 raise MisuseError(NO_GRAPH)
             self.keep_graph()
         zeros = list(self._zeros.values())
+        self._other_gradients.are_averaged = False
         for zero in zeros:
             zero.begin_backward()
         with ExitStack() as stack:
@@ -227,6 +237,37 @@ class Deepspeed(Stepping):
         for zero in self._zeros_of(bundle):
             zero.drop_gradients()
 
+    def zero_gradients(self, bundle: Bundle) -> None:
+        """Set the gradients of the bundle's optimizers to zero."""
+        for zero in self._zeros_of(bundle):
+            zero.zero_gradients()
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients."""
+        return any(zero.has_gradients for zero in self._zeros.values())
+
+    @property
+    def has_incomplete_gradients(self) -> bool:
+        """Whether there are gradients that are not completed."""
+        return any(zero.has_incomplete_gradients for zero in self._zeros.values())
+
+    def keep_gradients(self) -> None:
+        """Apply what code has written into gradients, which are read and replaced between cells."""
+        self._average_others()
+        for zero in self._zeros.values():
+            zero.keep_gradients()
+
+    def _average_others(self) -> None:
+        """Average the gradients of parameters that no optimizer steps; every rank must call."""
+        self._other_gradients.average(self._comm, self._others())
+
+    def _others(self) -> list[nn.Parameter]:
+        """Return the parameters of models that no optimizer steps, but that have gradients."""
+        known = [value for model in self._prepared.values() for value in model.parameters() if value.requires_grad]
+        stepped = {id(value) for value in known for zero in self._zeros.values() if zero.steps(value)}
+        return list({id(value): value for value in known if id(value) not in stepped}.values())
+
     def is_gathered(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter that stage 3 holds whole for a pass, or that is stepped as a copy."""
         return any(zero.must_count_writes(tensor) for zero in self._zeros.values())
@@ -241,13 +282,19 @@ class Deepspeed(Stepping):
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the whole gradient of a parameter, gathered; changes of it have effect. Every rank must call."""
-        return next((zero.read_gradient(parameter) for zero in self._zeros.values() if zero.steps(parameter)), None)
+        zero = next((zero for zero in self._zeros.values() if zero.steps(parameter)), None)
+        if zero is not None:
+            return zero.read_gradient(parameter)
+        self._average_others()
+        return parameter.grad
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
         """Replace the whole gradient of a parameter, or drop it."""
-        for zero in self._zeros.values():
-            if zero.steps(parameter):
-                zero.write_gradient(parameter, value)
+        zero = next((zero for zero in self._zeros.values() if zero.steps(parameter)), None)
+        if zero is not None:
+            zero.write_gradient(parameter, value)
+        else:
+            parameter.grad = value
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the loss scale, once per step, and report an overflow to all ranks."""
@@ -262,22 +309,25 @@ class Deepspeed(Stepping):
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
         """Clip to ``max_norm`` and return the norm over all shards before clipping; one collective of one number."""
+        others = self._other_chosen(parameters)
         chosen = list(self._chosen(bundle, parameters))
         own = torch.zeros((), device=self._device)
-        if chosen:
-            own = torch.nn.utils.get_total_norm(chosen, norm_type).to(self._device)
+        counted = [*chosen, *others] if self._world.is_main else chosen  # all ranks have the others
+        if counted:
+            own = torch.nn.utils.get_total_norm(counted, norm_type).to(self._device)
         if math.isinf(norm_type):
             total = self._comm.all_reduce(own, "max")
         else:
             total = self._comm.all_reduce(own**norm_type) ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        multiply_tensors(chosen, scale)
+        multiply_tensors((*chosen, *others), scale)
         return total
 
     @torch.no_grad()
     def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
         """Clip each gradient element to ``[-clip_value, clip_value]``."""
-        for gradient in self._chosen(bundle, parameters):
+        parameters = list(parameters)
+        for gradient in (*self._chosen(bundle, parameters), *self._other_chosen(parameters)):
             gradient.clamp_(-clip_value, clip_value)
 
     def step(self, optimizer: Optimizer) -> StepOutcome:
@@ -428,6 +478,15 @@ class Deepspeed(Stepping):
             for parameter, gradient in zero.gradients():
                 if gradient.numel() and (wanted is None or id(parameter) in wanted):
                     yield gradient
+
+    def _other_chosen(self, parameters: Iterable[Tensor] | None) -> list[Tensor]:
+        """Return the averaged gradients of those of ``parameters`` that no optimizer steps; every rank must call."""
+        wanted = set() if parameters is None else {id(value) for value in parameters}
+        others = [value for value in self._others() if id(value) in wanted]
+        if not others:
+            return []
+        self._average_others()
+        return [value.grad for value in others if value.grad is not None]
 
     def _whole(self, value: Any) -> Any:
         """Return the full tensor of a `Slice`, a stored tensor or a sharded tensor; every rank must call."""

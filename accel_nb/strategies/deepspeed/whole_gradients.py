@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -14,6 +15,8 @@ from accel_nb.runtime.distributed.sharded import FlatShard
 
 HeldGradients = Iterable[tuple[nn.Parameter, Tensor]]
 """This rank's shard of each gradient, flat, where the optimizer reads it."""
+
+_NUMBERS = itertools.count(1)
 
 
 class WholeGradients:
@@ -28,6 +31,13 @@ class WholeGradients:
         # By id of the parameter.
         self._whole: dict[int, Tensor] = {}
         self._dropped: set[int] = set()
+        # This rank's shards as other code reads them between cells.
+        self._shown: dict[int, Tensor] = {}
+
+    @property
+    def are_known(self) -> bool:
+        """Whether code has read or replaced any."""
+        return bool(self._whole)
 
     def read(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
         """Return the whole gradient of a parameter, None if it was dropped; every rank must call.
@@ -38,16 +48,33 @@ class WholeGradients:
         if key in self._dropped:
             return None
         if key not in self._whole:
-            found: Any = dict(held).get(parameter)
-            shard = (example.new_empty(0) if found is None else found).detach().view(-1)
-            self._whole[key] = sharded.gather_full(sharded.register_flat_shard(shard, self._shards[key]), self._comm)
+            shard = _flat_shard(dict(held).get(parameter), example, self._shards[key])
+            self._whole[key] = sharded.gather_full(shard, self._comm)
         return self._whole[key]
+
+    def show(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
+        """Return this rank's shard of the gradient of a parameter, None without one.
+
+        It is the same tensor until gradients change.
+        """
+        if not self._shown:
+            number = next(_NUMBERS)
+            found = {id(value): gradient for value, gradient in held}
+            for key, shard in self._shards.items():
+                if key not in self._dropped:
+                    self._shown[key] = _flat_shard(found.get(key), example, replace(shard, number=number))
+        return self._shown.get(id(parameter))
+
+    def forget_shown(self) -> None:
+        """Forget what was shown: gradients change."""
+        self._shown.clear()
 
     def replace(self, parameter: nn.Parameter, value: Tensor) -> bool:
         """Replace the gradient of a parameter, and return whether it was dropped before."""
         was_dropped = id(parameter) in self._dropped
         self._dropped.discard(id(parameter))
         self._whole[id(parameter)] = value
+        self._shown.clear()
         return was_dropped
 
     def forget(self, parameter: nn.Parameter) -> None:
@@ -57,21 +84,33 @@ class WholeGradients:
     def drop(self, parameter: nn.Parameter) -> bool:
         """Drop the gradient of a parameter, and return whether all are dropped."""
         self._dropped.add(id(parameter))
+        self._shown.clear()
         return self._dropped >= self._shards.keys()
 
     def drop_all(self) -> None:
         """Drop all gradients, so that only those that are replaced exist."""
         self._dropped.update(self._shards)
 
+    @property
+    def are_partly_dropped(self) -> bool:
+        """Whether code has dropped some, or left them out."""
+        return bool(self._dropped)
+
     def refuse_partly_dropped(self) -> None:
         """Raise `MisuseError` if some gradients were dropped: DeepSpeed steps all parameters."""
         if self._dropped:
             raise MisuseError(_PARTLY_DROPPED.format(dropped=len(self._dropped), all=len(self._shards)))
 
-    def store(self, held: HeldGradients) -> None:
-        """Copy this rank's shards of the gradients that were read, and may have been changed, to ``held``."""
-        whole, self._whole = self._whole, {}
+    def store(self, held: HeldGradients, *, keeps: bool = False) -> None:
+        """Copy this rank's shards of the gradients that were read, and may have been changed, to ``held``.
+
+        If it ``keeps`` them, later changes of them have effect too.
+        """
+        whole = self._whole
+        if not keeps:
+            self._whole = {}
         if whole:
+            self._shown.clear()
             for parameter, value in held:
                 if id(parameter) in whole:
                     shard = self._shards[id(parameter)]
@@ -82,6 +121,13 @@ class WholeGradients:
         """Forget which gradients were read, replaced and dropped."""
         self._whole.clear()
         self._dropped.clear()
+        self._shown.clear()
+
+
+def _flat_shard(found: Tensor | None, example: Tensor, shard: FlatShard) -> Tensor:
+    """Return this rank's elements of a gradient as a sharded tensor; without ``found`` there are none."""
+    own = (example.new_empty(0) if found is None else found).detach().view(-1)
+    return sharded.register_flat_shard(own, shard)
 
 
 _PARTLY_DROPPED = (

@@ -46,6 +46,7 @@ from accel_nb.pool.sync.reductions.locks import is_lock
 from accel_nb.pool.sync.reductions.open_files import file_content, is_any_file, is_file, set_position
 from accel_nb.pool.sync.reductions.process_objects import is_of_process
 from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed.held_gradients import gradient_of, set_gradient
 from accel_nb.runtime.tensors.overlap import overwrite
 
 EMPTY_CELL = object()
@@ -231,7 +232,7 @@ def _read_tensor(value: Any) -> tuple[Any, Any] | None:
     data, plain = value if sharded.is_sharded(value) else value.detach(), sys.modules["torch"].Tensor
     if type(data) is not plain and _is_weight(value):  # of the user's own class
         data = data.as_subclass(plain)
-    content = OwnData(data), value.requires_grad, value.grad, tensor_attributes(value)
+    content = OwnData(data), value.requires_grad, gradient_of(value), tensor_attributes(value)
     return ("tensor", str(value.dtype), *_layout(value)), content
 
 
@@ -256,7 +257,7 @@ def _write_tensor(value: Any, content: Any) -> None:
         value.data = data_of(data)
     if value.is_floating_point() or value.is_complex():
         value.requires_grad_(requires_grad)
-    value.grad = gradient
+    set_gradient(value, gradient)
     set_tensor_attributes(value, own)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 from accel_nb.config.byte_sizes import size_text
 from accel_nb.pool.sync.objects.object_kinds import is_sparse
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
+from accel_nb.runtime.distributed.held_gradients import gradient_of, is_held, set_gradient
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, is_sharded
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 
 
 def gradients_of(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return by path the gradients of the tensors that have one, such as the ``named_parameters`` of a module."""
-    return {path: value.grad for path, value in tensors if value.is_leaf and value.grad is not None}
+    found = ((path, gradient_of(value)) for path, value in tensors if value.is_leaf)
+    return {path: gradient for path, gradient in found if gradient is not None}
 
 
 def gradient_state(module: Any) -> dict[str, Any]:
@@ -30,11 +33,14 @@ def set_gradients(module: Any, state: Mapping[str, Any]) -> None:
     for path, parameter in module.named_parameters():
         value = data_of(state.get(path))
         if value is None or is_sparse(value):
-            parameter.grad = value
+            set_gradient(parameter, value)
         elif value.shape == full_shape(parameter):
-            gradient = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-            fill_tensor(gradient, value)
-            parameter.grad = gradient
+            if is_held(parameter):
+                gradient = value.to(parameter.device, copy=True)
+            else:
+                gradient = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+                fill_tensor(gradient, value)
+            set_gradient(parameter, gradient)
 
 
 @dataclass(slots=True)
@@ -53,7 +59,7 @@ class ReturnedGradients:
         if self.limit is None:
             return False
         found = gradients_of(module.named_parameters())
-        size = sum(value.numel() * value.element_size() for value in found.values())
+        size = sum(math.prod(full_shape(value)) * value.element_size() for value in found.values())
         is_divided = any(is_sharded(value) for value in found.values()) and not can_read_full()
         if not is_divided and (is_wanted or size <= self.limit):
             return True

@@ -12,8 +12,8 @@ from accel_nb.pool.sync.reductions.memory_blocks import MemoryBlock, MemoryBlock
 from accel_nb.runtime.devices.registry import default_type
 
 
-def reduce_tensor(tensor: Any, blocks: MemoryBlocks, *, omits_gradient: bool) -> Any:
-    """Reduce a tensor whose data is placed in ``blocks``; ``omits_gradient`` applies to parameters."""
+def reduce_tensor(tensor: Any, blocks: MemoryBlocks, gradient: Any) -> Any:
+    """Reduce a tensor whose data is placed in ``blocks``, with the gradient to send with it, or None."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -27,12 +27,11 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, *, omits_gradient: bool) ->
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     name = str(data.dtype).removeprefix("torch.")
     if not tensor.is_leaf:
-        gradient = tensor.grad if tensor.retains_grad else None
         rebuilt = _rebuild_inner_tensor, (held, name, layout, device, gradient)
         own = tensor_attributes(tensor)
         return (*rebuilt, ({}, gradient, own), None, None, _set_tensor_state) if own else rebuilt
     arguments = held, name, layout, tensor.requires_grad, is_parameter, device
-    hooks, gradient = gradient_hooks(tensor), None if is_parameter and omits_gradient else tensor.grad
+    hooks = gradient_hooks(tensor)
     if gradient is not None and type(gradient) is not torch.Tensor:
         gradient = None
     own = tensor_attributes(tensor)

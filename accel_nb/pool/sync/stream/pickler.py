@@ -103,6 +103,7 @@ from accel_nb.pool.sync.reductions.tensor_reduction import (
 from accel_nb.pool.sync.reductions.weak_collections import is_weak_collection, reduce_weak_collection
 from accel_nb.pool.sync.reductions.widgets import is_widget, reduce_widget
 from accel_nb.pool.sync.stream.small_data import Checksums
+from accel_nb.runtime.distributed.held_gradients import gradient_of
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import buffer_at, parameter_at, submodule_at
@@ -275,6 +276,14 @@ class Pickler(cloudpickle.Pickler):
     def _omits_gradient(self, parameter: Any) -> bool:
         return self._has_gradient is None or not self._has_gradient(parameter)
 
+    def _gradient_of(self, tensor: Any) -> Any:
+        """Return the gradient with which a tensor is sent, or None."""
+        if not tensor.is_leaf:
+            return tensor.grad if tensor.retains_grad else None
+        if isinstance(tensor, sys.modules["torch"].nn.Parameter) and self._omits_gradient(tensor):
+            return None
+        return full_tensor(gradient_of(tensor))
+
     def _id_of_text(self, text: str) -> SharedId | str | None:
         if text is argparse.SUPPRESS:
             return _SUPPRESS
@@ -325,7 +334,7 @@ class Pickler(cloudpickle.Pickler):
             return self._reduce_sharded(obj)
         torch = sys.modules["torch"]
         if type(obj) in (torch.Tensor, torch.nn.Parameter):
-            return reduce_tensor(obj, self._blocks, omits_gradient=self._omits_gradient(obj))
+            return reduce_tensor(obj, self._blocks, self._gradient_of(obj))
         return reduce_leaf_of_subclass(obj)
 
     def _reduce_sharded(self, tensor: Any) -> Any:
@@ -335,9 +344,8 @@ class Pickler(cloudpickle.Pickler):
         held, torch = self._gather(tensor), sys.modules["torch"]
         if isinstance(tensor, torch.nn.Parameter):
             held = torch.nn.Parameter(held, tensor.requires_grad)
-        if not self._omits_gradient(tensor) and tensor.grad is not None:
-            held.grad = full_tensor(tensor.grad)
-        return reduce_tensor(held, self._blocks, omits_gradient=False)
+        gradient = None if self._omits_gradient(tensor) else gradient_of(tensor)
+        return reduce_tensor(held, self._blocks, None if gradient is None else full_tensor(gradient))
 
     def _gather(self, tensor: Any) -> Any:
         """Return the full tensor of a sharded one, gathered once; any other is returned itself."""

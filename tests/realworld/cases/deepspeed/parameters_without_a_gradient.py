@@ -1,5 +1,5 @@
 # A pass leaves a layer out: Adam leaves out its weights on one device, and DeepSpeed steps them with zeros.
-# outcome: told 2 of 4 parameters have no gradient at this step
+# outcome: told 2 of 4 parameters have no gradient
 # compare: model
 # needs: deepspeed
 # %%
