@@ -29,8 +29,8 @@ class Preparation:
     """Prepares objects jointly, by ``prepare_jointly``, which returns the new ones. Every rank must prepare the same.
 
     An optimizer that the cell makes is *pending* until it is prepared: when a module is called, a loader is iterated,
-    gradients are cleared or a backward pass begins. If a library calls the code that calls the module, the library may
-    be a trainer that distributes its training itself: then the optimizer is prepared once the user's code has stepped.
+    gradients are cleared or a backward pass begins. If a library calls the module, or the code that does, it may be a
+    trainer that distributes its training itself: then the optimizer is prepared once the user's code has stepped.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class Preparation:
         self._pending: dict[int, Optimizer] = {}
         # The ids of pending optimizers whose models a graph may reference: preparing would change weights of the graph.
         self._unstepped: set[int] = set()
-        # Packages that leave the steps to the user's code which they call.
+        # Packages that have called models of the latter, and packages that leave the steps to the user's code.
+        self._callers: set[str] = set()
         self._led_by_user: set[str] = set()
         # Whether an object was prepared that no name of the notebook references.
         self._has_unnamed_objects = False
@@ -64,6 +65,7 @@ class Preparation:
         """Reset for a new cell."""
         self._is_reported = False
         self.used.clear()
+        self._callers.clear()
         self._led_by_user.clear()
 
     def prepare_named(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
@@ -141,14 +143,15 @@ class Preparation:
             self.prepare([*owners, *optimizers, *schedulers])
 
     def record_step(self, optimizer: Optimizer) -> None:
-        """Record a step of an optimizer: one that is pending may be prepared at the next call if the user's code steps.
+        """Record a step of an optimizer: a pending one may be prepared at the next call of a module.
 
         A graph that references the weights of before the step cannot be used any more, on one device either.
         """
-        if id(optimizer) in self._unstepped and self.is_called_by_cell():
-            self._unstepped.discard(id(optimizer))
-            if not self._unstepped:
-                self._led_by_user |= calling_packages(self._namespace)
+        if id(optimizer) not in self._unstepped:
+            return
+        self._unstepped.discard(id(optimizer))
+        if self.is_called_by_cell() and not self._unstepped:
+            self._led_by_user |= self._callers
 
     def forget_pending(self) -> list[Optimizer]:
         """Return the pending optimizers, which are then no longer pending."""
@@ -202,14 +205,16 @@ class Preparation:
         return dropped
 
     def _prepare_pending(self) -> None:
-        """Prepare pending optimizers when the user's code calls a module.
+        """Prepare pending optimizers when a module is called, unless a library calls it or the code that does.
 
-        Preparation may replace weights, and an autograd graph must not reference the old ones. Models that a library's
-        trainer calls are not prepared, even in the user's code: the trainer decides how its training is distributed.
+        Preparation may replace weights, and an autograd graph must not reference the old ones. A library may be a
+        trainer, which decides how its training is distributed.
         """
-        if not (self._pending and self.is_called_by_cell()):
+        if not self._pending or self._stepper.computes_alone():
             return
-        if calling_packages(self._namespace) <= self._led_by_user:
+        packages = calling_packages(self._namespace)
+        if packages <= self._led_by_user:
             self.prepare_new_optimizers()
         elif torch.is_grad_enabled():
             self._unstepped.update(self._pending)
+            self._callers |= packages
