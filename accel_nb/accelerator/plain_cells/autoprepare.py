@@ -262,6 +262,7 @@ class PlainCells:
 
     def _record_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._passes.has_unused_gradients = False
+        self._preparation.record_step(optimizer)
 
 
 def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:

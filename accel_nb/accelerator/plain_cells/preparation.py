@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -20,7 +21,7 @@ from accel_nb.accelerator.plain_cells.detection.object_graph import find_trainin
 from accel_nb.accelerator.plain_cells.detection.unprepared_objects import UnpreparedObjects, find_unprepared
 from accel_nb.accelerator.plain_cells.replacements.backward_passes import BackwardPasses
 from accel_nb.accelerator.plain_cells.unreachable_objects import release_unreachable
-from accel_nb.runtime.process.user_code import cell_frames, is_called_by_user, is_run_by_library
+from accel_nb.runtime.process.user_code import calling_packages, cell_frames, is_called_by_user
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 
 
@@ -28,7 +29,8 @@ class Preparation:
     """Prepares objects jointly, by ``prepare_jointly``, which returns the new ones. Every rank must prepare the same.
 
     An optimizer that the cell makes is *pending* until it is prepared: when a module is called, a loader is iterated,
-    gradients are cleared or a backward pass begins.
+    gradients are cleared or a backward pass begins. If a library calls the module, or the code that does, it may be a
+    trainer that distributes its training itself: then the optimizer is prepared once the user's code has stepped.
     """
 
     def __init__(
@@ -49,6 +51,11 @@ class Preparation:
         """Records, while a cell runs, whether prepared models may have got new parts."""
         self._namespace: dict[str, Any] = {}
         self._pending: dict[int, Optimizer] = {}
+        # The ids of pending optimizers whose models a graph may reference: preparing would change weights of the graph.
+        self._unstepped: set[int] = set()
+        # Packages that have called models of the latter, and packages that leave the steps to the user's code.
+        self._callers: set[str] = set()
+        self._led_by_user: set[str] = set()
         # Whether an object was prepared that no name of the notebook references.
         self._has_unnamed_objects = False
         self._is_reported = True
@@ -58,6 +65,8 @@ class Preparation:
         """Reset for a new cell."""
         self._is_reported = False
         self.used.clear()
+        self._callers.clear()
+        self._led_by_user.clear()
 
     def prepare_named(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
         """Prepare the objects that names of a namespace reference, if there is an optimizer; return the new ones.
@@ -107,7 +116,7 @@ class Preparation:
 
         ``iterated`` are loaders that are being iterated; possibly no name references them.
         """
-        if not (self._pending or self._has_unnamed_objects):
+        if self._unstepped or not (self._pending or self._has_unnamed_objects):
             return
         if self._pending:  # a new optimizer may step layers that a model did not have
             self._accelerator.components.preparer.refresh()
@@ -133,6 +142,17 @@ class Preparation:
             self._has_unnamed_objects = True
             self.prepare([*owners, *optimizers, *schedulers])
 
+    def record_step(self, optimizer: Optimizer) -> None:
+        """Record a step of an optimizer: a pending one may be prepared at the next call of a module.
+
+        A graph that references the weights of before the step cannot be used any more, on one device either.
+        """
+        if id(optimizer) not in self._unstepped:
+            return
+        self._unstepped.discard(id(optimizer))
+        if self.is_called_by_cell() and not self._unstepped:
+            self._led_by_user |= self._callers
+
     def forget_pending(self) -> list[Optimizer]:
         """Return the pending optimizers, which are then no longer pending."""
         return self._forget(list(self._pending.values()))
@@ -152,6 +172,8 @@ class Preparation:
                     self.prepare_new_optimizers()
                 else:
                     self._forget([optimizer])
+                if id(optimizer) in self._pending:  # prepared after its first step
+                    return type(optimizer).zero_grad(optimizer, *args, **kwargs)
                 return optimizer.zero_grad(*args, **kwargs)
 
             vars(optimizer)["zero_grad"] = types.MethodType(zero_grad, optimizer)
@@ -177,15 +199,22 @@ class Preparation:
         dropped = [item for item in objects if self._pending.pop(id(item), None) is not None]
         for optimizer in dropped:
             vars(optimizer).pop("zero_grad", None)
+            self._unstepped.discard(id(optimizer))
         if not self._pending:
             self._calls.set_before(None)
         return dropped
 
     def _prepare_pending(self) -> None:
-        """Prepare pending optimizers when the user's code calls a module.
+        """Prepare pending optimizers when a module is called, unless a library calls it or the code that does.
 
-        Preparation may replace weights, and an autograd graph must not reference the old ones. Models that a library's
-        trainer calls are not prepared, even in the user's code: the trainer decides how its training is distributed.
+        Preparation may replace weights, and an autograd graph must not reference the old ones. A library may be a
+        trainer, which decides how its training is distributed.
         """
-        if self._pending and self.is_called_by_cell() and not is_run_by_library(self._namespace):
+        if not self._pending or self._stepper.computes_alone():
+            return
+        packages = calling_packages(self._namespace)
+        if packages <= self._led_by_user:
             self.prepare_new_optimizers()
+        elif torch.is_grad_enabled():
+            self._unstepped.update(self._pending)
+            self._callers |= packages

@@ -85,8 +85,13 @@ def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
 
 def is_run_by_library(namespace: dict[str, Any], besides: Collection[str] = ()) -> bool:
     """Return whether an installed package, other than torch and ``besides``, is among the callers up to the cell."""
-    modules = (frame.f_globals.get("__name__", "") for frame in cell_frames(namespace))
-    return any(_is_installed(module) for module in modules if module.partition(".")[0] not in ("torch", *besides))
+    return not calling_packages(namespace) <= set(besides)
+
+
+def calling_packages(namespace: dict[str, Any]) -> set[str]:
+    """Return the names of the installed packages, other than torch, among the callers up to the cell."""
+    modules = {frame.f_globals.get("__name__", "") for frame in cell_frames(namespace)}
+    return {module.partition(".")[0] for module in modules if _is_installed(module)} - {"torch"}
 
 
 def _is_installed(module: str) -> bool:

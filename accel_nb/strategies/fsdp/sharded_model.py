@@ -666,6 +666,9 @@ def _without_marks(state: Any) -> Any:
     for name in _HOOKS:
         if name in kept:
             kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_of_wrapper(hook))
+        for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
+            if extra in kept:  # a later hook may have the number of a removed one
+                kept[extra] = OrderedDict((key, flag) for key, flag in kept[extra].items() if key in kept[name])
     return kept
 
 
