@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import locale
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -42,12 +43,13 @@ def test_the_precision_of_parts_of_torch_is_carried(before):
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch 2.9 and newer")
 def test_parts_inherit_the_precision_that_is_carried(before):
-    torch.backends.fp32_precision = "ieee"
+    backends: Any = torch.backends
+    backends.fp32_precision = "ieee"
     changes = find_changes(before, read_settings(before))
     apply_settings(before)
     apply_settings(changes)
-    torch.backends.fp32_precision = "tf32"
-    assert torch.backends.mkldnn.conv.fp32_precision == "tf32"
+    backends.fp32_precision = "tf32"
+    assert backends.mkldnn.conv.fp32_precision == "tf32"
 
 
 def test_the_print_options_that_are_not_sent_stay(before):

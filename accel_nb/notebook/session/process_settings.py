@@ -175,7 +175,7 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, the folder, import path and variables that requests hold too, and torch's number of threads."""
+    """Return the values, and the folder, import path, variables and number of threads, which are set in other ways."""
     found = _read_values(before)
     variables = {name: value for name, value in notebook_variables().items() if name != GPU_VARIABLE}
     found["variables"] = {**dict.fromkeys(before.get("variables", ())), **variables}
@@ -262,7 +262,7 @@ def _flat_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 @functools.lru_cache(maxsize=1)
 def _changed_options(values: str) -> frozenset[str]:
-    """Return the names of the options of pandas that differ from its defaults; ``values``, of all, is the cache's key."""
+    """Return the names of pandas' options that differ from its defaults; ``values``, of all, is the cache's key."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # at an option that is deprecated
         text = importlib.import_module("pandas").describe_option("", _print_desc=False)
@@ -328,7 +328,7 @@ def limit_error_filters() -> None:
 
 
 def _warnings() -> list[list[Any]]:
-    """Return the filters of warnings, each once: on workers an ``error`` filter exists as limited, and again as sent."""
+    """Return the filters of warnings, each once: workers have ``error`` filters in the limited form and as sent."""
     found: list[list[Any]] = []
     for entry in warnings.filters:
         if (item := _filter_to_json(entry)) is not None and item not in found:

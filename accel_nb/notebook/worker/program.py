@@ -448,10 +448,7 @@ class CellProgram:
 
     def _is_hidden(self, name: str, value: Any) -> bool:
         return (
-            name in self._shell_names
-            or name == ACCELERATOR_NAME
-            or is_reserved(name)
-            or isinstance(value, Accelerator)
+            name in self._shell_names or name == ACCELERATOR_NAME or is_reserved(name) or isinstance(value, Accelerator)
         )
 
     def _send_display(self, topic: str, body: dict[str, Any]) -> None:
