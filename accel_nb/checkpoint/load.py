@@ -1,4 +1,8 @@
-"""Reading of checkpoints: verified by all ranks together, then any region of any tensor, for any number of ranks."""
+"""Reading of checkpoints.
+
+All ranks verify a checkpoint together. Then each reads any region of any tensor, whatever the number of ranks that
+saved it.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ class StoredTensor:
     """A tensor of a checkpoint that is not read yet; ``shape`` is the global shape."""
 
     path: str
+    """Its path in the state tree."""
     record: TensorRecord
     source: StoredCheckpoint
 
@@ -118,13 +123,13 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> StoredCh
     """Open the newest valid checkpoint at ``url``; every rank must call, and all open the same one.
 
     Sizes and checksums are compared first, divided among the ranks. In a folder of checkpoints damaged ones are
-    skipped; for the URL of a single one there is no alternative. Raises `CorruptCheckpoint` or `NoCheckpoint` on every
-    rank.
+    skipped; for the URL of a single one there is no alternative. If rank 0 finds none, it raises the error of its search,
+    such as `NoCheckpoint`, and the others `CorruptCheckpoint` with its text; without a valid one all raise the latter.
     """
     found, problem = None, None
     try:
         found = find_checkpoints(url)
-    except AccelNbError as error:
+    except (AccelNbError, OSError) as error:
         problem = error
     sent = comm.broadcast_json({"names": found[1] if found else None, "problem": str(problem)})
     if sent["names"] is None:
@@ -138,6 +143,8 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> StoredCh
                 opened, reason = _open(found[0], name, comm), None
             except AccelNbError as error:
                 reason = str(error)
+            except OSError as error:  # such as of the storage, on this node only: the other ranks wait for the reason
+                reason = f"{found[0].url}/{name}: {error}"
         reasons = comm.all_gather_json([reason, opened.manifest.save_id if opened else None])
         first = next(
             (f"{text} (rank {rank})" if rank else text for rank, (text, _) in enumerate(reasons) if text), None

@@ -32,9 +32,10 @@ def _version(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
 
 
 def _sharding(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
-    if isinstance(value, int) and 1 <= value <= len(_SHARDING):
-        value = _SHARDING[value - 1]
-    kind = str(value).upper().removeprefix("_")  # as of a member that torch names so
+    text = str(value).strip()
+    if text.isdecimal() and 1 <= int(text) <= len(_SHARDING):
+        text = _SHARDING[int(text) - 1]
+    kind = text.upper().removeprefix("_")  # torch's member is `_HYBRID_SHARD_ZERO2`
     if kind not in _SHARDING:
         return NotImported(f"{quoted(value)} is not one of {', '.join(_SHARDING)}")
     if kind == "NO_SHARD":
@@ -69,7 +70,7 @@ def _wrapped_classes(_value: Any, values: Mapping[str, Any]) -> ImportOutcome:
 
 
 def _classes(values: Mapping[str, Any]) -> Any:
-    """Return the names of the classes; anything but names unchanged, which `resolve` rejects."""
+    """Return the class names. A value of another type is returned unchanged; `resolve` rejects it."""
     named: Any = next((values[name] for name in _CLASS_NAMES if values.get(name)), ())
     if isinstance(named, str):
         named = named.split(",")
@@ -86,7 +87,7 @@ def _min_params(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
 
 
 _CLASS_NAMES = ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap")
-_AHEAD = "FSDP2 itself chooses which parameters it prefetches"
+_PREFETCH_REASON = "FSDP2 itself chooses which parameters it prefetches"
 
 _RULES: Mapping[str, Rule] = {
     "version": _version,
@@ -103,9 +104,9 @@ _RULES: Mapping[str, Rule] = {
         ("state_dict_config", "optim_state_dict_config"),
         not_needed("get_state_dict and save_model gather whole weights in rank 0's host memory"),
     ),
-    "backward_prefetch": not_needed(_AHEAD),
-    "forward_prefetch": not_needed(_AHEAD),
-    "limit_all_gathers": not_needed(_AHEAD),
+    "backward_prefetch": not_needed(_PREFETCH_REASON),
+    "forward_prefetch": not_needed(_PREFETCH_REASON),
+    "limit_all_gathers": not_needed("FSDP2 itself limits how many gathered parameters are held at a time"),
     "use_orig_params": not_needed("parameters always keep their names and groups"),
     "ignored_modules": not_needed("these modules are divided too, and compute the same"),
     "sync_module_states": not_needed("every rank always starts with rank 0's weights"),

@@ -375,12 +375,20 @@ def test_walks_over_nested_tensors() -> None:
     assert utils.listify({"x": torch.tensor([1, 2])}) == {"x": [1, 2]}
     assert utils.slice_tensors(batch, slice(0, 2))["x"].shape == (2, 2)
     assert utils.slice_tensors(batch, slice(0, 3, 2))["x"].tolist() == [[0, 1], [4, 5]]
+    mixed = {"x": torch.ones(4, 1), "table": torch.arange(6), "names": ["a", "b", "c", "d"]}
+    for cut in (slice(1, 3), slice(0, 4, 2)):
+        sliced = utils.slice_tensors(mixed, cut)
+        assert (sliced["x"].shape, sliced["names"]) == ((2, 1), mixed["names"])
+        assert sliced["table"].tolist() == mixed["table"][cut].tolist()
     assert utils.concatenate([batch, batch])["x"].shape == (6, 2)
     assert utils.concatenate([torch.ones(2, 1), torch.zeros(2, 2)], dim=1).shape == (2, 3)
     assert utils.convert_to_fp32(batch)["y"][0].dtype == torch.float32
     assert utils.convert_outputs_to_fp32(lambda: torch.ones(1, dtype=torch.float16))().dtype == torch.float32
     moved = utils.send_to_device(batch, "meta", skip_keys="y")
     assert (moved["x"].device.type, moved["y"][0].device.type) == ("meta", "cpu")
+    moved = utils.send_to_device([(batch, 1), {"z": {"y": torch.ones(1), "x": torch.ones(1)}}], "meta", skip_keys=["y"])
+    assert [item.device.type for item in (moved[0][0]["x"], moved[0][0]["y"][0])] == ["meta", "cpu"]
+    assert {key: item.device.type for key, item in moved[1]["z"].items()} == {"y": "cpu", "x": "meta"}
     doubled = utils.recursively_apply(lambda tensor, by: tensor * by, batch, 2)
     assert doubled["x"].sum() == 2 * batch["x"].sum()
     with pytest.raises(TypeError, match="does not apply to a str"):

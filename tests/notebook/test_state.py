@@ -137,6 +137,12 @@ def test_a_cell_finds_no_name_that_the_notebook_has_deleted(kernel):
     assert kernel.value("'b' in globals()") is False, "and the notebook none that a cell has deleted"
 
 
+def test_names_that_begin_with_underscores_are_the_users(kernel):
+    setup(kernel, "_one, __two, __v = 1, 2, 3\ndef __add(a):\n    return a + __v")
+    done(kernel, "__two += _one\n__three = __add(__two)")
+    assert (kernel.value("__two"), kernel.value("__three")) == (3, 6)
+
+
 def test_after_a_reset_the_workers_have_no_old_objects(kernel):
     body = MODEL.format(optimizer=SGD) + STEP
     done(kernel, body + "extra = torch.nn.Linear(1, 1)\nfar = torch.optim.SGD(extra.parameters(), 0.1)")

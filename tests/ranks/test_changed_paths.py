@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -156,3 +159,85 @@ def enters_what_it_makes(world: World, folder: Path) -> str:
 
 def test_a_rank_waits_for_a_folder_that_it_goes_to_until_the_first_one_has_made_it(tmp_path: Path) -> None:
     assert run_ranks(enters_what_it_makes, 2, tmp_path) == [str(tmp_path / "run" / "logs")] * 2
+
+
+def outcome(operation: Callable[..., object], *args: Any, **kwargs: Any) -> str:
+    """Return the result of an operation, or the name of its error."""
+    try:
+        result = operation(*args, **kwargs)
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, type(error).__name__)
+    if hasattr(result, "close"):
+        result.close()  # type: ignore[attr-defined]
+        return "opened"
+    return str(result)
+
+
+def next_folder(folder: Path) -> str:
+    """Make the first folder of a series that does not exist, as notebooks do for their runs."""
+    number = 0
+    while True:
+        try:
+            os.mkdir(folder / f"run{number}")
+        except FileExistsError:
+            number += 1
+        else:
+            return f"run{number}"
+
+
+def runs_into_errors(folder: Path) -> list[str]:
+    """Return the outcomes of operations, some of which fail."""
+    reported: list[object] = []
+    there, full, absent, own = (folder / name for name in ("there", "full", "absent", "own"))
+    found = [next_folder(folder), next_folder(folder)]
+    found += [outcome(open, there, "x"), outcome(open, own, "x"), outcome(open, own, "x"), outcome(open, full, "w")]
+    found += [outcome(open, absent / "a", "w"), outcome(open, there / "a", "w"), outcome(open, absent, "r+")]
+    found += [outcome(os.mkdir, there), outcome(os.mkdir, full), outcome(os.mkdir, absent / "a")]
+    found += [outcome(os.remove, absent), outcome(os.remove, full), outcome(os.rmdir, absent)]
+    found += [outcome(os.rmdir, there), outcome(os.rmdir, full), outcome(os.rmdir, folder / "run0")]
+    found += [outcome(os.rename, absent, own), outcome(os.replace, own, full), outcome(os.rename, full, own)]
+    found += [outcome(os.rename, folder / "run1", folder / "run3"), outcome(os.rename, own, absent / "a")]
+    found += [outcome(shutil.rmtree, absent), outcome(shutil.rmtree, there)]
+    found += [outcome(shutil.rmtree, absent, True)]
+    shutil.rmtree(absent, onerror=lambda *failed: reported.append(failed[1]))
+    found += [f"{len(reported)}", str(absent.exists())]
+    found += [outcome(os.remove, there), outcome(os.remove, there), outcome(os.mkdir, there), str(there.is_dir())]
+    found += [outcome(os.remove, full / "a"), outcome(os.rmdir, full), outcome(os.rmdir, full), str(full.exists())]
+    for number in range(2):
+        with (folder / "log").open("a") as file:
+            file.write(str(number))
+    found += [(folder / "log").read_text(), outcome(os.remove, folder / "log"), str(sorted(os.listdir(folder)))]
+    return found
+
+
+def fails_on_ranks(world: World, folder: Path, first: int) -> list[str]:
+    """Run these operations in a cell, first on one rank and then on the other."""
+    marks = folder.parent / "marks"
+    with plain_cells(world):
+        if world.rank != first:
+            assert wait_for((marks / "ended").exists, 30)
+        found = runs_into_errors(folder)
+        if world.rank == first:
+            os.close(os.open(marks / "ended", os.O_CREAT))
+        dist.barrier()
+        found.append(outcome(os.rmdir, folder / "run3"))
+    return found
+
+
+def make_folder(folder: Path) -> Path:
+    (folder / "full").mkdir(parents=True)
+    for name in ("there", "full/a"):
+        (folder / name).write_text("text")
+    os.mkdir(folder / "run0")
+    return folder
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_operations_fail_on_every_rank_as_in_one_process(tmp_path: Path, first: int) -> None:
+    alone = make_folder(tmp_path / "alone")
+    expected = [*runs_into_errors(alone), outcome(os.rmdir, alone / "run3")]
+    (tmp_path / "marks").mkdir()
+    both = run_ranks(fails_on_ranks, 2, make_folder(tmp_path / "both"), first)
+    for found in both:
+        assert found == expected
+    assert sorted(os.listdir(tmp_path / "both")) == sorted(os.listdir(alone))

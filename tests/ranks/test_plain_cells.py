@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.runtime.world import World
+from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
 from tests.ranks.plain_cells import plain_cells
 from tests.support.nightly import nightly
@@ -417,18 +418,18 @@ def test_a_loop_whose_backward_pass_is_not_found_trains_as_on_one_device() -> No
     assert first[1] == []
 
 
-def writes_in_every_way(world: World, folder: str, is_main_ahead: bool) -> dict[str, Any]:
+def writes_in_every_way(world: World, folder: str, marks: Path, is_main_ahead: bool) -> dict[str, Any]:
     """What a cell writes and reads back; what it holds differs by rank, so that it shows whose is read.
 
     Either rank 0 has done all before the others begin, or they have done all before it begins.
     """
     with plain_cells(world):
-        waits = world.is_main != is_main_ahead
-        if waits:
-            torch.distributed.barrier()
+        others = [rank for rank in range(world.size) if (rank == 0) == is_main_ahead]
+        if world.rank not in others:
+            assert wait_for(lambda: all((marks / str(rank)).exists() for rank in others), 30)
         found = write_in_every_way(world, folder)
-        if not waits:
-            torch.distributed.barrier()
+        os.close(os.open(marks / str(world.rank), os.O_CREAT))  # which is no function whose files are redirected
+    torch.distributed.barrier()  # the others read what rank 0 keeps
     return found
 
 
@@ -472,19 +473,21 @@ def write_in_every_way(world: World, folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_main_ahead", [True, False])
 def test_a_plain_cell_writes_each_file_once_and_every_rank_reads_its_own(tmp_path: Path, is_main_ahead: bool) -> None:
-    (tmp_path / "old").mkdir()
+    folder, marks = tmp_path / "cell", tmp_path / "marks"
+    marks.mkdir()
+    (folder / "old").mkdir(parents=True)
     for name in ("unwanted.txt", "old/file.txt"):
-        (tmp_path / name).write_text("old")
-    (tmp_path / "earlier.txt").write_text("before\n")
-    for rank, found in enumerate(run_ranks(writes_in_every_way, 3, str(tmp_path), is_main_ahead)):
+        (folder / name).write_text("old")
+    (folder / "earlier.txt").write_text("before\n")
+    for rank, found in enumerate(run_ranks(writes_in_every_way, 3, str(folder), marks, is_main_ahead)):
         mine = f"rank {rank}"
         assert [found[name] for name in ("handle", "path", "text", "array")] == [mine, mine, mine, rank]
-        assert found["appended"].endswith(f"{mine}\n")
+        assert found["appended"] == f"before\n{mine}\n"
         assert found["replaced"] == (mine, False)
         assert found["removed"] == (False, False)
         assert found["listed"] == (["array.npy", "history.jsonl", "one"], ["array.npy"])
         assert found["size"]
-    held = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
+    held = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     texts = ["earlier.txt", "runs/history.jsonl", "runs/one/log.txt", "train.log", "whole.txt"]
     assert sorted(held) == sorted(["best.pt", "named.pt", "runs/array.npy", *texts]), "nothing of the other ranks"
     assert [held[name].read_text().split() for name in texts] == [["before", "rank", "0"]] + [["rank", "0"]] * 4

@@ -176,6 +176,21 @@ def test_cut_leaves_other_connections_alone(tmp_path: Path) -> None:
     assert run_ranks(cut_spares_others, 2, str(tmp_path)) == [True, True]
 
 
+def timeout_after_a_replacement(world: World, folder: str) -> float:
+    """Replace the default group by way of an object that stands for it, as after memory ran out on one rank."""
+    group = fresh_group(world, folder)
+    DefaultGroup.adopt(world).replace_default_group()
+    TorchComm(world, group).barrier()
+    opened: Any = dist.group.WORLD
+    timeout = opened._get_backend(torch.device("cpu")).options._timeout
+    group.close()
+    return timeout.total_seconds()
+
+
+def test_a_group_that_replaces_another_has_its_timeout(tmp_path: Path) -> None:
+    assert run_ranks(timeout_after_a_replacement, 2, str(tmp_path)) == [60.0] * 2
+
+
 def talk(world: World) -> dict[str, Any]:
     comm = TorchComm(world, DefaultGroup.adopt(world))
     rank = float(world.rank)

@@ -175,11 +175,35 @@ def test_bound_names_and_emptiness():
         "f = lambda: eval('A + B')\ndef g(): return table.query('c > @C and d < @D')",
         "print(globals()['A'], vars()['B'], eval('C * D'))",
         "def f(): return globals()['A'], globals()['B']\nexec('C.x = D')",
+        "a = 'A' in globals() or 'B' not in vars()\nglobals().get('C', 0)\nglobals()['D'] += 1",
+        "def f():\n    globals()['A'] += 1\n    return 'B' in globals() and globals().get('C', globals()['D'])",
     ],
 )
 def test_names_in_annotations_and_texts_that_are_run_are_needed(source):
-    namespace = dict.fromkeys("ABCD", 1)
+    namespace = dict.fromkeys("ABCDE", 1)
     assert set(analyze_cell(ast.parse(source), namespace).needed) == set("ABCD")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return globals()['A'] + globals().get('B', 0)",
+        "return 'A' in globals(), 'B' not in globals()",
+        "return eval('A + B')",
+        "exec('A = B')",
+        "return table.query('c > @A and d < @B')",
+        "get_ipython().system('echo $A {B}')",
+        "globals()['A'] += 1; del globals()['B']; globals()['C'] = 1",
+    ],
+)
+def test_names_in_constant_texts_in_functions_of_earlier_cells_are_needed(body):
+    names: dict = {"__name__": "__main__", **dict.fromkeys("ABCDE", 1)}
+    exec(f"def f(): {body}", names)
+    assert {"f", "A", "B"} <= set(analyze_cell(ast.parse("f()"), names).needed) <= {"f", "A", "B", "C"}
+
+
+def test_a_name_that_a_text_binds_only_is_not_needed():
+    assert analyze_cell(ast.parse("globals()['A'] = 1\ndef f(): globals()['A'] = 2"), {"A": 1}).needed == ()
 
 
 def test_names_in_annotations_that_are_texts_are_needed_if_they_can_be_sent():

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from accel_nb.checkpoint import load as load_module
 from accel_nb.checkpoint import manifest as manifest_module
 from accel_nb.checkpoint import save as save_module
 from accel_nb.checkpoint.background_save import CheckpointSaver
@@ -302,3 +303,23 @@ def test_a_part_is_read_without_the_rest(tmp_path: Path) -> None:
     assert isinstance(stored, StoredTensor)
     assert stored.read(Region((1, 2), (2, 3))).tolist() == [[7, 8, 9], [12, 13, 14]]
     assert stored.read().shape == (4, 5)
+
+
+def test_a_storage_error_of_one_rank_is_a_reason_to_skip_a_checkpoint(store: Store, monkeypatch) -> None:
+    for name in ("step_1", "step_2"):
+        save(store, name, {"a": name})
+    original = load_module.map_files
+
+    def map_files(of: Store, name: str, manifest: Any) -> Any:
+        if name in broken:
+            raise PermissionError(13, "Permission denied", name)
+        return original(of, name, manifest)
+
+    monkeypatch.setattr(load_module, "map_files", map_files)
+    broken = ["step_2"]
+    opened = open_checkpoint(store.url, LocalComm())
+    assert opened.read_tree() == {"a": "step_1"}
+    assert [line for line in opened.skipped if "step_2: [Errno 13] Permission denied" in line]
+    broken = ["step_1", "step_2"]
+    with pytest.raises(CorruptCheckpoint, match="Permission denied"):
+        open_checkpoint(store.url, LocalComm())

@@ -69,6 +69,7 @@ def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
         ({}, {}),
         ({"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}, {"fsdp.reshard_after_forward": False}),
         ({"sharding_strategy": 1}, {"fsdp.reshard_after_forward": True}),
+        ({"sharding_strategy": "2"}, {"fsdp.reshard_after_forward": False}),
         ({"reshard_after_forward": "SHARD_GRAD_OP"}, {"fsdp.reshard_after_forward": False}),
         ({"reshard_after_forward": False}, {"fsdp.reshard_after_forward": False}),
         ({"auto_wrap_policy": "no_wrap"}, {"fsdp.wrap": "model"}),

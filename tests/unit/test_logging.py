@@ -4,6 +4,7 @@ import pytest
 
 from accel_nb import get_logger
 from accel_nb.accelerator.process.progress import tqdm
+from accel_nb.compat.logging import MultiProcessAdapter
 from accel_nb.errors import MisuseError
 
 
@@ -45,6 +46,20 @@ def test_the_same_is_warned_of_once(caplog):
         logger.warning_once("number %d", number)
     logger.warning_once("list %s", [1])
     assert [record.getMessage() for record in caplog.records] == ["number 1", "number 2", "list [1]"]
+    assert {record.filename for record in caplog.records} == {"test_logging.py"}
+
+
+def test_the_adapter_of_accelerate_logs_its_extra_from_the_callers_line(caplog):
+    logger = MultiProcessAdapter(logging.getLogger("tests.adapter"), {"run": "a", "step": 0})
+    logger.warning("one", extra={"step": 1})
+    logger.log(logging.WARNING, "two")
+    logger.warning_once("three")
+    logger.warning_once("three")
+    assert [(record.run, record.step, record.getMessage()) for record in caplog.records] == [  # type: ignore[attr-defined]
+        ("a", 1, "one"),
+        ("a", 0, "two"),
+        ("a", 0, "three"),
+    ]
     assert {record.filename for record in caplog.records} == {"test_logging.py"}
 
 

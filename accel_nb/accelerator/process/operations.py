@@ -6,7 +6,7 @@ Each collective works over this process's world, and every rank must call it. `A
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +23,6 @@ from accel_nb.runtime.tensors.nested import (
     first_batch_size,
     map_leaves,
     map_tensors,
-    slice_batch,
     to_device,
 )
 
@@ -49,7 +48,7 @@ def broadcast(tensor: T, from_process: int = 0) -> T:
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Replace the items of a list by those of one rank's, in place, and return it."""
+    """Replace the items of a list by those of one rank, in place, and return it."""
     object_list[:] = Collectives(current_comm()).broadcast_object(object_list, from_process)
     return object_list
 
@@ -75,13 +74,12 @@ def send_to_device(
     non_blocking: bool = False,
     skip_keys: Collection[str] | str | None = None,
 ) -> Any:
-    """Return nested tensors on a device; the values of a mapping's ``skip_keys`` are not moved."""
-    skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys
-    if not skipped or not isinstance(tensor, Mapping):
-        return to_device(tensor, device, non_blocking)
-    moved = {key: value for key, value in tensor.items() if key not in skipped}
-    moved = to_device(moved, device, non_blocking)
-    return type(tensor)({key: moved.get(key, value) for key, value in tensor.items()})  # type: ignore[call-arg]
+    """Return nested tensors on a device; the values of ``skip_keys`` in mappings, at any depth, are not moved.
+
+    An object with a ``to`` method is moved by it as a whole.
+    """
+    skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys or ()
+    return to_device(tensor, device, non_blocking, skipped)
 
 
 def recursively_apply(
@@ -117,12 +115,8 @@ def concatenate(data: Sequence[T], dim: int = 0) -> T:
 
 
 def slice_tensors(data: T, tensor_slice: slice) -> T:
-    """Return a batch with each tensor cut along its first dim."""
-    size = first_batch_size(data) or 0
-    start, stop, stride = tensor_slice.indices(size)
-    if stride != 1:
-        return map_tensors(lambda tensor: tensor[tensor_slice], data)
-    return slice_batch(data, start, stop)
+    """Return nested data with each tensor cut along its first dim, whatever its length; other values are unchanged."""
+    return map_tensors(lambda tensor: tensor[tensor_slice], data)
 
 
 def find_batch_size(data: Any) -> int | None:

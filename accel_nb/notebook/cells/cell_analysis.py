@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accel_nb.notebook.cells.dynamic_names import code_looks_up_names, looks_up_names
+from accel_nb.notebook.cells.dynamic_names import (
+    code_looks_up_names,
+    code_names_looked_up,
+    looks_up_names,
+    names_looked_up,
+)
 from accel_nb.notebook.cells.reachable_values import notebook_classes, reachable_values
 from accel_nb.pool.sync.objects.object_kinds import attributes_of
 from accel_nb.pool.sync.reductions.custom_operators import called_operators
@@ -38,12 +42,6 @@ _RANK_NAMES = frozenset({"accelerator", "get_rank", "get_node_local_rank", *_RAN
 
 _DATASET_ATTRIBUTES = ("transform", "target_transform", "transforms", "loader", "dataset")
 """Attributes in which datasets of common libraries store functions, which may be defined in the notebook."""
-
-_TEXT_CALLS = frozenset(
-    {"run_line_magic", "run_cell_magic", "system", "getoutput", "eval", "exec", "evaluate", "query"}
-)
-"""Calls whose text arguments contain names: compiled magics and ``!commands``, and functions that evaluate text."""
-_NAMESPACE_FUNCTIONS = frozenset({"globals", "locals", "vars"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +152,7 @@ class _NameCollector(ast.NodeVisitor):
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
             self._load(node.target.id)
+        self._load_texts(node.target)  # globals()["x"] += 1
         self._visit_all([node.value, node.target])
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
@@ -215,32 +214,25 @@ class _NameCollector(ast.NodeVisitor):
         self._visit_branches(*([case] for case in node.cases), [])
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Visit a call, and the names in its text arguments if it evaluates them."""
+        """Visit a call, and the names in its text arguments if it evaluates them or looks them up in `globals`."""
         self.generic_visit(node)
-        self._load_text_call(node)
+        self._load_texts(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        """Visit a comparison; ``"name" in globals()`` loads that name."""
+        self.generic_visit(node)
+        self._load_texts(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         """Visit a subscript; ``globals()["name"]`` loads that name."""
         self.generic_visit(node)
-        self._load_scope_item(node)
+        if not isinstance(node.ctx, ast.Store):
+            self._load_texts(node)
 
-    def _load_text_call(self, node: ast.Call) -> None:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-        if name in _TEXT_CALLS:
-            texts = [item.value for item in node.args if isinstance(item, ast.Constant)]
-            for word in re.findall(r"[^\W\d]\w*", " ".join(text for text in texts if isinstance(text, str))):
-                self._load(word)
-                self.attributes.add(word)
-
-    def _load_scope_item(self, node: ast.Subscript) -> None:
-        function = getattr(node.value, "func", None)
-        key = getattr(node.slice, "value", None)
-        if (
-            getattr(function, "id", None) in _NAMESPACE_FUNCTIONS
-            and isinstance(key, str)
-            and isinstance(node.ctx, ast.Load)
-        ):
-            self._load(key)
+    def _load_texts(self, node: ast.AST) -> None:
+        for name in names_looked_up(node):
+            self._load(name)
+            self.attributes.add(name)
 
     visit_TryStar = visit_Try  # Python 3.11 and newer
 
@@ -285,11 +277,11 @@ class _NameCollector(ast.NodeVisitor):
         self.stored += sorted(stored_globals(code))
         self.attributes |= _mentioned_names(code)
         for part in ast.walk(node):
-            if isinstance(part, ast.Call):
-                self._load_text_call(part)
-            elif isinstance(part, ast.Subscript):
-                self._load_scope_item(part)
-            elif (annotation := _annotation_of(part)) is not None:
+            if not isinstance(getattr(part, "ctx", None), ast.Store):
+                self._load_texts(part)
+            if isinstance(part, ast.AugAssign):
+                self._load_texts(part.target)
+            if (annotation := _annotation_of(part)) is not None:
                 self._load_annotation(annotation)
 
     def _load_annotation(self, annotation: ast.AST) -> None:
@@ -474,7 +466,8 @@ def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wid
             waiting += further
         for code in codes:
             looks_up = looks_up or any(map(code_looks_up_names, nested_codes(code)))
-            waiting += sorted(global_names(code))
+            looked_up = {name for part in nested_codes(code) for name in code_names_looked_up(part)}
+            waiting += sorted(global_names(code) | looked_up)
             stored += sorted(stored_globals(code))
             mentioned |= _mentioned_names(code)
             if "accelerator" in mentioned:

@@ -7,9 +7,12 @@ from typing import Any
 
 from accel_nb.notebook.cells.outputs import KEPT_NAMES
 
+ACCELERATOR_NAME = "accelerator"
+"""The name that workers bind to the accelerator of a cell. The notebook's own value of this name is not sent."""
+
 
 class UserNames(Mapping[str, Any]):
-    """A view of a namespace without the names that the shell, Python and this package bind in it.
+    """A view of a namespace without `ACCELERATOR_NAME`, the ``hidden`` names of the shell, and names as ``__doc__``.
 
     A look-up copies nothing and is O(1), since a long session has thousands of names.
     """
@@ -33,5 +36,10 @@ class UserNames(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def _is_user_name(self, name: Any) -> bool:
-        is_special = name.startswith("__") and name not in KEPT_NAMES
-        return name not in self._hidden and not is_special and name != "accelerator"
+        is_special = is_reserved(name) and name not in KEPT_NAMES
+        return name not in self._hidden and not is_special and name != ACCELERATOR_NAME
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a name begins and ends with two underscores, as those that Python binds in modules."""
+    return name.startswith("__") and name.endswith("__")

@@ -15,8 +15,8 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.notebook.session.process_settings import GPU_VARIABLE, REPEATED, find_changes, read_settings
-from accel_nb.runtime.process.environment import get_variable, notebook_variables
+from accel_nb.notebook.session.process_settings import REPEATED, find_changes, read_settings
+from accel_nb.runtime.process.environment import GPU_VARIABLE, get_variable, notebook_variables
 
 FUTURE_FLAGS = functools.reduce(
     operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)

@@ -26,6 +26,7 @@ from IPython.core.getipython import get_ipython
 from traitlets.config.application import Application
 
 from accel_nb.errors import MisuseError
+from accel_nb.notebook.session.fp32_precision import read_fp32_precision, set_fp32_precision
 from accel_nb.notebook.session.log_handlers import (
     ChangedHandlers,
     add_handlers,
@@ -33,7 +34,9 @@ from accel_nb.notebook.session.log_handlers import (
     remove_handlers,
     set_handlers,
 )
-from accel_nb.runtime.process.environment import notebook_variables, set_variables
+from accel_nb.runtime.process.environment import GPU_VARIABLE, notebook_variables, set_variables
+
+logger = logging.getLogger(__name__)
 
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 _NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", "linewidth", "nanstr", "infstr", "sign")
@@ -61,22 +64,19 @@ _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 _PANDAS_OPTION = re.compile(
     r"^([a-z_.]+) :(?:(?!^[a-z_.]+ :).)*?\[default: (.*?)\] \[currently: (.*?)\]", re.MULTILINE | re.DOTALL
 )
-"""An option in the text that pandas has of all: its name, its default and its value."""
+"""One option in the text of `pandas.describe_option`: its name, default and value."""
 
 _USUAL_FLAGS = [True, False]
-"""Those of a new logger: it passes its records on, and is not disabled."""
+"""`propagate` and `disabled` of a new logger."""
 
 _NOTEBOOK = re.compile(r"__main__\Z")
-"""The module of warnings that a filter of the notebook raises on the workers."""
+"""The modules to which workers limit the notebook's ``error`` filters: the notebook's code."""
 
 EXIT_WARNING = "To exit: use"
 """IPython's warning at ``SystemExit``, which workers ignore: they report the code of the exit."""
 
 REPEATED = frozenset({"accelerate_alias"})
 """Settings that are sent with each cell: workers that cannot apply one report this each time."""
-
-GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-"""It takes effect only when a process starts."""
 
 
 class ChangedSettings:
@@ -144,7 +144,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
         found["torch_grad"] = torch.is_grad_enabled()
         found["torch_validates"] = torch.distributions.Distribution._validate_args
-        found["torch_matmul"] = _matmul_precision(torch)
+        found["torch_fp32_precision"] = read_fp32_precision(torch)
         cudnn = torch.backends.cudnn
         found["torch_cudnn"] = [cudnn.enabled, cudnn.benchmark, cudnn.deterministic]
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -175,7 +175,7 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, and what a notebook's requests hold beside the settings: folder, import path and variables."""
+    """Return the values, and the folder, import path, variables and number of threads, which are set in other ways."""
     found = _read_values(before)
     variables = {name: value for name, value in notebook_variables().items() if name != GPU_VARIABLE}
     found["variables"] = {**dict.fromkeys(before.get("variables", ())), **variables}
@@ -208,9 +208,9 @@ def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
 
 
 def _read_colormap(matplotlib: Any) -> list[Any] | None:
-    """Return name and colours of the usual colormap, unless it is matplotlib's default.
+    """Return name and colors of the colormap of ``image.cmap``, unless it is matplotlib's default.
 
-    Imports register it, as that of seaborn does, or the notebook: the other process may lack it.
+    An import such as seaborn's, or the notebook, may have registered it; the other process may lack it.
     """
     chosen: Any = dict.get(matplotlib.rcParams, "image.cmap")
     if chosen == dict.get(matplotlib.rcParamsDefault, "image.cmap"):
@@ -246,7 +246,7 @@ def _read_pandas(pandas: Any, before: Iterable[str]) -> dict[str, Any]:
     Without any, workers need not import it.
     """
     options = _flat_options(pandas.options.d)
-    listed = {*before, *_set_options(repr(options))}
+    listed = {*before, *_changed_options(repr(options))}
     return {name: value for name, value in options.items() if name in listed}
 
 
@@ -255,14 +255,14 @@ def _flat_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     for name, value in options.items():
         if isinstance(value, dict):
             found |= _flat_options(value, f"{prefix}{name}.")
-        elif isinstance(value, bool | int | float | str | None):
+        elif isinstance(value, _PLAIN):
             found[prefix + name] = value
     return found
 
 
 @functools.lru_cache(maxsize=1)
-def _set_options(values: str) -> frozenset[str]:
-    """Return the names of the options of pandas that differ from its defaults; ``values`` are those of all."""
+def _changed_options(values: str) -> frozenset[str]:
+    """Return the names of pandas' options that differ from its defaults; ``values``, of all, is the cache's key."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # at an option that is deprecated
         text = importlib.import_module("pandas").describe_option("", _print_desc=False)
@@ -287,7 +287,7 @@ def _read_sklearn(sklearn: Any, before: Iterable[str]) -> dict[str, Any]:
     return {
         name: value
         for name, value in sklearn.get_config().items()
-        if isinstance(value, bool | int | float | str | None) and (name in before or value != defaults.get(name))
+        if isinstance(value, _PLAIN) and (name in before or value != defaults.get(name))
     }
 
 
@@ -328,7 +328,7 @@ def limit_error_filters() -> None:
 
 
 def _warnings() -> list[list[Any]]:
-    """Return the filters of warnings, each once: workers have another form of those that raise, beside a new one."""
+    """Return the filters of warnings, each once: workers have ``error`` filters in the limited form and as sent."""
     found: list[list[Any]] = []
     for entry in warnings.filters:
         if (item := _filter_to_json(entry)) is not None and item not in found:
@@ -339,8 +339,8 @@ def _warnings() -> list[list[Any]]:
 def _filter_to_json(entry: Any) -> list[Any] | None:
     """Return a filter of `warnings` as JSON; None for one that stays in its process.
 
-    The code around a cell may warn too, which ``error`` for a library's modules would raise there, and workers have a
-    filter of their own.
+    Not sent are ``error`` filters for a library's modules, since accel_nb's own calls around the cell could then raise,
+    and the workers' filter for `EXIT_WARNING`.
     """
     action, message, category, module, line = entry
     if module is _NOTEBOOK:
@@ -365,7 +365,7 @@ def _set_warnings(entries: list[list[Any]]) -> None:
 
 
 def _log_flags() -> dict[str, list[bool]]:
-    """Return which loggers have other flags than usual, by name: whether they pass records on, and are disabled."""
+    """Return `propagate` and `disabled` of the loggers, by name, that differ from those of a new one."""
     flags = {
         name: [logger.propagate, bool(logger.disabled)]
         for name, logger in list(logging.root.manager.loggerDict.items())
@@ -386,14 +386,6 @@ def _log_levels() -> dict[str, int]:
     return {"": logging.root.level, **levels}
 
 
-def _matmul_precision(torch: Any) -> str:
-    if not torch.__version__.startswith("2.9."):
-        return torch.get_float32_matmul_precision()
-    with warnings.catch_warnings():  # torch 2.9 warns at the first time
-        warnings.simplefilter("ignore")
-        return torch.get_float32_matmul_precision()
-
-
 def _file_mask() -> int:
     """Return the mask of new files' permissions, which `os` returns only as it sets another one.
 
@@ -410,15 +402,14 @@ def _set_folder(path: str) -> None:
         os.chdir(path)
 
 
-# Setting a level clears the caches of all loggers, which costs each worker a megabyte.
-
-
 def _disable_logging(level: int) -> None:
+    """Set the disabled level if it changes: a call clears the caches of all loggers, a megabyte in each worker."""
     if logging.root.manager.disable != level:
         logging.disable(level)
 
 
 def _set_log_levels(levels: Mapping[str, int]) -> None:
+    """Set the levels that change: a call clears the caches of all loggers, a megabyte in each worker."""
     for name, level in levels.items():
         logger = logging.getLogger(name or None)
         if logger.level != level:
@@ -431,6 +422,20 @@ def _set_log_flags(flags: Mapping[str, list[bool]]) -> None:
         logger.propagate, logger.disabled = propagates, is_disabled
 
 
+def _set_locale(value: str) -> None:
+    """Set the locale; log a warning if this machine lacks it, as another node or image may."""
+    try:
+        locale.setlocale(locale.LC_ALL, value)
+    except locale.Error:
+        logger.warning(
+            "The locale %s of the other process is not installed on %s, where numbers and dates are written as in %s. "
+            "Install it there, or set another one by locale.setlocale.",
+            value,
+            socket.gethostname(),
+            locale.setlocale(locale.LC_ALL),
+        )
+
+
 def _set_traceback_limit(limit: int | None) -> None:
     if limit is not None:
         sys.tracebacklimit = limit
@@ -440,6 +445,12 @@ def _set_traceback_limit(limit: int | None) -> None:
 
 def _set_decimals(values: tuple[int, str]) -> None:
     decimal.getcontext().prec, decimal.getcontext().rounding = values
+
+
+def _set_torch_print(values: Mapping[str, Any]) -> None:
+    torch = _torch()
+    # torch sets sci_mode to None, which is its automatic choice, if it is not passed.
+    torch.set_printoptions(**{"sci_mode": torch._tensor_str.PRINT_OPTS.sci_mode, **values})
 
 
 def _set_cudnn(values: tuple[bool, bool, bool]) -> None:
@@ -491,7 +502,7 @@ def _set_alias(is_installed: bool) -> None:
 _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "argv": lambda value: sys.argv.__setitem__(slice(None), value),
     "recursion_limit": sys.setrecursionlimit,
-    "locale": lambda value: locale.setlocale(locale.LC_ALL, value),
+    "locale": _set_locale,
     "warnings": _set_warnings,
     "log_levels": _set_log_levels,
     "log_flags": _set_log_flags,
@@ -521,12 +532,12 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "sklearn": _set_sklearn,
     "numpy_print": lambda value: _numpy().set_printoptions(**value),
     "numpy_errors": lambda value: _numpy().seterr(**value),
-    "torch_print": lambda value: _torch().set_printoptions(**value),
+    "torch_print": _set_torch_print,
     "torch_threads": lambda value: _torch().set_num_threads(value),
     "torch_dtype": lambda value: _torch().set_default_dtype(getattr(_torch(), value)),
     "torch_grad": lambda value: _torch().set_grad_enabled(value),
     "torch_validates": lambda value: _torch().distributions.Distribution.set_default_validate_args(value),
-    "torch_matmul": lambda value: _torch().set_float32_matmul_precision(value),
+    "torch_fp32_precision": lambda value: set_fp32_precision(_torch(), value),
     "accelerate_alias": _set_alias,
     "torch_anomaly": lambda value: _torch().autograd.set_detect_anomaly(value[0], check_nan=value[1]),
     "plot_colormap": _set_colormap,

@@ -19,7 +19,7 @@ from accel_nb.notebook.output.cell_output import SENDING
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.background_results import apply_results
-from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, has_other_gpus
+from accel_nb.notebook.session.environment_sync import has_other_gpus
 from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
 from accel_nb.notebook.session.namespace_session import NamespaceSession
@@ -37,6 +37,7 @@ from accel_nb.pool.payload import close_all
 from accel_nb.pool.pool import START_TIMEOUT_S, Pool, RequestListener
 from accel_nb.pool.sync.paths.object_paths import root_name
 from accel_nb.runs.notification import notify
+from accel_nb.runtime.process.environment import GPU_VARIABLE
 from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui.run_comparison import EarlierRuns
 

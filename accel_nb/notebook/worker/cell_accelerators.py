@@ -12,15 +12,13 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.accelerator.plain_cells.detection.object_graph import find_sharded_tensors
 from accel_nb.config import Resolved
+from accel_nb.notebook.cells.user_names import ACCELERATOR_NAME
 from accel_nb.notebook.messages import RunRequest
 from accel_nb.notebook.worker.cell_worker import CellWorker
 from accel_nb.pool.sync.result_transfer import PackedReturn
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
-
-ACCELERATOR_NAME = "accelerator"
-"""The name that a cell has its accelerator by."""
 
 
 class CellAccelerators:

@@ -28,13 +28,14 @@ from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, pack_result
 from accel_nb.notebook.cells.outputs import OUTPUT_NAME, bind_output
+from accel_nb.notebook.cells.user_names import ACCELERATOR_NAME, is_reserved
 from accel_nb.notebook.messages import CallRequest, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
 from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.log_handlers import send_records
 from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings, limit_error_filters
-from accel_nb.notebook.worker.cell_accelerators import ACCELERATOR_NAME, CellAccelerators
+from accel_nb.notebook.worker.cell_accelerators import CellAccelerators
 from accel_nb.notebook.worker.cell_worker import CellWorker, ZygoteWorker
 from accel_nb.notebook.worker.error_reports import describe_exit, format_traceback, make_error_report
 from accel_nb.notebook.worker.imported_returns import ImportedReturns
@@ -452,10 +453,7 @@ class CellProgram:
 
     def _is_hidden(self, name: str, value: Any) -> bool:
         return (
-            name in self._shell_names
-            or name == ACCELERATOR_NAME
-            or name.startswith("__")
-            or isinstance(value, Accelerator)
+            name in self._shell_names or name == ACCELERATOR_NAME or is_reserved(name) or isinstance(value, Accelerator)
         )
 
     def _send_display(self, topic: str, body: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The order between a rank's output and its messages, which arrive through different channels: pipes and a socket.
 
-Before a rank sends a message, it writes a mark into its output. The reader holds the output after a mark back until it
-has read the message.
+Before `send_message_in_order` sends a message, it writes a mark into the rank's output. The reader holds the output
+after a mark back until it has read the message.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from contextlib import suppress
 
 _MARK = re.compile(rb"\x00accel_nb ([0-9a-f]{8})\x00")
+_START, _NUM_DIGITS = b"\x00accel_nb ", 8
 
 
 class MarkWriter:
@@ -43,7 +44,7 @@ class OrderedText:
         return self._release()
 
     def record_message(self, mark: int) -> bytes:
-        """Record that the message of a mark has been read, and return the text after the mark."""
+        """Record that the message of a mark was read; return the text up to the next mark whose message was not."""
         self._last_message = max(self._last_message, mark)
         return self._release()
 
@@ -62,7 +63,17 @@ class OrderedText:
                 break
             place = mark.end()
         else:
-            released.append(self._held[place:])
-            place = len(self._held)
+            end = _end_of_text(self._held, place)
+            released.append(self._held[place:end])
+            place = end
         self._held = self._held[place:]
         return b"".join(released)
+
+
+def _end_of_text(data: bytes, start: int) -> int:
+    """Return where the text ends in data that may end within a mark, whose other bytes have not been read yet."""
+    place = data.rfind(b"\x00", start)
+    tail = data[place:] if place >= 0 else b""
+    digits = tail[len(_START) :]
+    is_start = _START.startswith(tail[: len(_START)]) and re.fullmatch(rb"[0-9a-f]*", digits) is not None
+    return place if tail and is_start and len(digits) <= _NUM_DIGITS else len(data)

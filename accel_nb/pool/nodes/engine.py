@@ -39,10 +39,9 @@ from accel_nb.pool.payload import (
     Payloads,
     close_all,
 )
-from accel_nb.runtime.process.environment import get_variable, inherited_variables
+from accel_nb.runtime.process.environment import GPU_VARIABLE, get_variable, inherited_variables
 from accel_nb.telemetry.events import from_message
 
-GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 CHECK_S = 0.05
 STOP_TIMEOUT_S = 5.0
 

@@ -1,4 +1,4 @@
-"""The default process group: opened over a file, shut down from another thread if a rank is blocked, and reopened.
+"""The default process group: opened over a store, shut down from another thread if a rank is blocked, and reopened.
 
 A signal cannot interrupt a rank that waits in a gloo collective, because the wait is in C++; shutting down its
 connections can. `DefaultGroup` therefore records which sockets are opened while the group and its subgroups are
@@ -46,8 +46,8 @@ GLOO_RELEASE_TIMEOUT_S = 2.0
 """How long gloo's threads may take to release finished collectives."""
 
 _DESCRIPTORS = "/proc/self/fd"
-_KEYS = "accel_nb"
-"""The start of our keys in the store."""
+_KEY_PREFIX = "accel_nb"
+"""Prefix of accel_nb's keys in the store."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _GROUP_FACTORY = "_new_process_group_helper"  # called by init_process_group, new_group and device meshes
 
@@ -81,7 +81,7 @@ class DefaultGroup:
     ) -> DefaultGroup:
         """Open the group over a store of all ranks, or over a file that each can read and write.
 
-        No group may have used the store or the file before.
+        No group may have used the store before; a file may be that of an earlier group of these ranks.
         """
         group = cls(world, timeout_s=timeout_s, owned=True)
         group._open(store)
@@ -179,12 +179,12 @@ class DefaultGroup:
     @staticmethod
     def set_flag(key: str) -> None:
         """Set a flag for all ranks in the store, which is kept when the group is destroyed; any rank may call."""
-        c10d._get_default_store().set(f"{_KEYS}/{key}", "1")
+        c10d._get_default_store().set(f"{_KEY_PREFIX}/{key}", "1")
 
     @staticmethod
     def has_flag(key: str) -> bool:
         """Return whether any rank has set this flag, without waiting."""
-        return c10d._get_default_store().check([f"{_KEYS}/{key}"])
+        return c10d._get_default_store().check([f"{_KEY_PREFIX}/{key}"])
 
     def last_collective(self) -> EnteredCollective | None:
         """Return the last collective that this rank has entered; None without a record of one. Any thread may call."""
@@ -199,6 +199,9 @@ class DefaultGroup:
         Waiting collectives of the old group fail. Flags are lost.
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
+        group: Any = dist.group.WORLD
+        timeout = group._get_backend(torch.device(self.world.device)).options._timeout
+        self._timeout_s = timeout.total_seconds()  # other code may have opened the group
         has_exchange = self._close_exchange()
         self._first_record = next_record_id()
         if backend == "nccl":
@@ -210,7 +213,7 @@ class DefaultGroup:
             rank=self.world.rank,
             world_size=self.world.size,
             store=dist.PrefixStore("renewed", store),  # pyright: ignore[reportPrivateImportUsage]
-            timeout=timedelta(seconds=self._timeout_s),
+            timeout=timeout,
         )
         if has_exchange:
             self._open_exchange()
@@ -219,7 +222,7 @@ class DefaultGroup:
         """Destroy the group and its subgroups; does nothing if it is closed already or was opened by other code."""
         if not self._is_owner:
             return
-        atexit.unregister(self._close_at_exit)  # a group that is open at exit may belong to other code
+        atexit.unregister(self._close_at_exit)  # else it would close, at exit, a group that other code has opened since
         self._close_exchange()
         if self._original_factory is not None:
             setattr(c10d, _GROUP_FACTORY, self._original_factory)
@@ -271,7 +274,7 @@ class DefaultGroup:
         """Open the memory of the group's ranks, if all are on this machine; every rank must call, and waits for all."""
         rank, size = self.world.rank, self.world.size
         is_local = self.world.local_size == size > 1 and is_supported(size)
-        store, key = c10d._get_default_store(), f"{_KEYS}/exchange"
+        store, key = c10d._get_default_store(), f"{_KEY_PREFIX}/exchange"
         descriptor, exchange = None, None
         try:
             if is_local and rank == 0:
@@ -305,7 +308,7 @@ class DefaultGroup:
     def _file_store(self, path: str) -> Any:
         """Return a store over a file, with separate keys for each group that is opened over the same file."""
         store = dist.FileStore(path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
-        number = store.add(f"{_KEYS}/groups/{self.world.rank}", 1)
+        number = store.add(f"{_KEY_PREFIX}/groups/{self.world.rank}", 1)
         return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
     def _record_new_groups(self) -> None:

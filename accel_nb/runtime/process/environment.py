@@ -15,6 +15,8 @@ from accel_nb.runtime.world import World
 from accel_nb.secrets import names_secret
 
 OPTION_PREFIX = "ACCEL_NB_"
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+"""It takes effect only when a process starts."""
 LAUNCH_STORE = "_ACCEL_NB_STORE"
 """The variable with the inherited descriptor of the file whose path `launch_store` returns."""
 
@@ -218,7 +220,7 @@ def prepare_for_xla(*, on_processor: bool) -> None:
 
 def visible_gpus() -> list[str] | None:
     """Return the entries of ``CUDA_VISIBLE_DEVICES``, or None if it is not set (every device is visible)."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    value = os.environ.get(GPU_VARIABLE)
     return None if value is None else [entry.strip() for entry in value.split(",") if entry.strip()]
 
 

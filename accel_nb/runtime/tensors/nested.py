@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, TypeGuard, cast
 
 import numpy as np
@@ -40,10 +40,13 @@ def map_leaves(fn: Callable[[Any], Any], nested: Any, *, is_leaf: Callable[[Any]
     return _map_children(lambda child: map_leaves(fn, child, is_leaf=is_leaf), nested)
 
 
-def to_device(nested: Any, device: torch.device | str | int, non_blocking: bool = False) -> Any:
+def to_device(
+    nested: Any, device: torch.device | str | int, non_blocking: bool = False, skip_keys: Collection[Any] = ()
+) -> Any:
     """Return ``nested`` with each tensor on ``device``; tensors that are there already are not copied.
 
-    An object with a ``to`` method (a packed sequence, a tokenizer's batch) is moved by this method.
+    An object with a ``to`` method (a packed sequence, a tokenizer's batch) is moved by this method. In other mappings,
+    the values of ``skip_keys`` are not moved.
     """
 
     def move(tensor: Tensor) -> Tensor:
@@ -58,6 +61,9 @@ def to_device(nested: Any, device: torch.device | str | int, non_blocking: bool 
                 return to_method(device, non_blocking=non_blocking)
             except TypeError:  # a `to` without `non_blocking`
                 return to_method(device)
+        if skip_keys and isinstance(item, Mapping):
+            moved = iter([value if key in skip_keys else move_item(value) for key, value in item.items()])
+            return _map_children(lambda _: next(moved), item)
         return _map_children(move_item, item)
 
     if type(nested) is tuple:

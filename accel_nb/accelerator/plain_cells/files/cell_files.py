@@ -21,9 +21,11 @@ _MULTIPROCESS = (
 )  # fmt: skip
 """Modules that write files for other processes to read, or one file for each process: these are not redirected."""
 
-_REPLACING = frozenset(f"{__package__}.{name}" for name in ("cell_files", "file_writes", "shared_files"))
+_REPLACING = frozenset(f"{__package__}.{name}" for name in ("cell_files", "file_writes", "path_view", "shared_files"))
 """The modules with replacements of functions for files, which are not the callers of these."""
 SYSTEM = ("/dev/", "/proc/", "/sys/")
+TEMPORARY_SUFFIX = ".accel_nb_tmp"
+"""The end of the names of files that rank 0 writes and then renames. Other ranks do not find them in folders."""
 Function = Callable[..., Any]
 
 

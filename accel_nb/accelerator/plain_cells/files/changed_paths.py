@@ -18,7 +18,7 @@ import stat
 import tempfile
 import weakref
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.process_group import DefaultGroup
@@ -26,8 +26,25 @@ from accel_nb.runtime.distributed.process_group import DefaultGroup
 MAX_KEPT = 256
 _MAX_KEPT_BYTES = 1024**3
 """Limits on the old files that rank 0 keeps until the next cell: their number and their bytes."""
+_NOT_KEPT = -1
+"""In the place of a descriptor: there was a file or folder that is not kept."""
+_AGAIN = -2
+"""In the place of a descriptor: the path, which was recorded before, changes again after later collectives."""
+_UNCHANGED = -3
+"""In the place of a descriptor: the path has not changed after all."""
 MAX_COPIED_BYTES = 64 * 1024**2
 """The largest file that is copied, since it is written in place."""
+
+
+class _Change(NamedTuple):
+    """A change of a path by rank 0."""
+
+    line: int
+    """The number of its line in the file."""
+    number: int
+    """The number of collectives before the change."""
+    descriptor: int | None
+    """The descriptor of what was there, or `_NOT_KEPT`; None for nothing."""
 
 
 class ChangedPaths:
@@ -40,12 +57,14 @@ class ChangedPaths:
     def __init__(self, comm: Communicator) -> None:
         self._process = os.getpid()
         self._cell = 0
-        # By path: the number of collectives before the change, and the descriptor of what it was; None for nothing.
-        self._changes: dict[str, tuple[int, int | None]] = {}
-        self.recorded: set[str] = set()
+        self._changes: dict[str, _Change] = {}
+        # By path that rank 0 has recorded, the number of collectives then; None if it was recorded again.
+        self._recorded: dict[str, int | None] = {}
+        # The paths that rank 0 changes more than once. The other ranks have a record of the first time only.
+        self._repeated: set[str] = set()
         self._kept: list[int] = []
         self._kept_bytes = 0
-        self._size = 0
+        self._size = self._num_lines = 0
         self._file: BinaryIO | None = None
         self._descriptors = ""
         # The folder of rank 0's descriptors, the number of that of its file, and the first line of the file.
@@ -73,45 +92,52 @@ class ChangedPaths:
         """Begin a cell, which has the same number on all ranks; all of them have ended the one before."""
         self._cell = cell
         self._changes.clear()
-        self.recorded.clear()
+        self._recorded.clear()
+        self._repeated.clear()
         for descriptor in self._kept:
             os.close(descriptor)
         self._kept.clear()
         self._kept_bytes = 0
 
-    def record(self, path: str, *, is_in_place: bool = False) -> None:
-        """Record that rank 0 is about to create, write, move or remove an absolute path.
+    def needs_record(self, path: str) -> bool:
+        """Return whether another change of a path is to be recorded; the first one is, and one at a later time."""
+        number = self._recorded.get(path, -1)
+        return number is not None and number != DefaultGroup.num_collectives()
 
-        A file that is written ``is_in_place`` is copied. Files beyond the limits on size and number are not kept.
+    def record(self, path: str, *, is_in_place: bool = False) -> bool:
+        """Record that rank 0 is about to change an absolute path; return whether this is the first change of it.
+
+        A file that is written ``is_in_place`` is copied. Files beyond the limits on size and number are not kept. Of a
+        path that changes again, after later collectives, this fact is recorded only.
         """
         if self._file is None:
-            return
+            return False
+        if path in self._recorded:
+            self._recorded[path] = None
+            self._write(path, _AGAIN)
+            return False
         try:
             status = os.stat(path)
         except OSError:
             descriptor = None
         else:
-            if (descriptor := self._keep(path, status, is_in_place=is_in_place)) is None:
-                return
-        self.recorded.add(path)
-        line = [self._cell, DefaultGroup.num_collectives(), path, descriptor]
-        self._file.write(json.dumps(line).encode() + b"\n")
+            descriptor = self._keep(path, status, is_in_place=is_in_place)
+        self._recorded[path] = DefaultGroup.num_collectives()
+        self._write(path, descriptor)
+        return True
+
+    def cancel(self, path: str) -> None:
+        """Record that rank 0 has not changed a path that was recorded: the operation has failed."""
+        self._recorded.pop(path, None)
+        self._write(path, _UNCHANGED)
 
     def find(self, path: str) -> str | None:
         """Return the path of the file that this rank finds at a path: of the old one, or itself; None for no file."""
         self._read()
-        if not self._changes or os.getpid() != self._process:  # a loader's process does not count collectives
+        above, descriptor = self._change_of(path)
+        if above is None or descriptor == _NOT_KEPT:
             return path
-        now = DefaultGroup.num_collectives() or 0
-        above = path
-        while True:
-            number, descriptor = self._changes.get(above, (-1, None))
-            if number >= now:
-                return None if descriptor is None else f"{self._descriptors}/{descriptor}{path[len(above) :]}"
-            folder = os.path.dirname(above)
-            if folder == above:
-                return path
-            above = folder
+        return None if descriptor is None else f"{self._descriptors}/{descriptor}{path[len(above) :]}"
 
     def entries_before(self, folder: str) -> Iterator[str]:
         """Yield the paths in a folder that rank 0 has changed, and that exist for this rank."""
@@ -119,9 +145,17 @@ class ChangedPaths:
         if not self._changes or os.getpid() != self._process:
             return
         now = DefaultGroup.num_collectives() or 0
-        for path, (number, descriptor) in self._changes.items():
-            if descriptor is not None and number >= now and os.path.dirname(path) == folder:
+        for path, change in self._changes.items():
+            is_kept = change.descriptor not in (None, _NOT_KEPT)
+            if is_kept and change.number >= now and os.path.dirname(path) == folder:
                 yield path
+
+    def is_certain(self, path: str) -> bool:
+        """Return whether `find` returns what was there when rank 0 was in the code in which this rank is now."""
+        self._read()
+        if self._file is None or os.getpid() != self._process or not self._repeated.isdisjoint(_with_parents(path)):
+            return False
+        return self._change_of(path)[1] != _NOT_KEPT
 
     def include(self, path: str) -> None:
         """Use the present file of a path from now on."""
@@ -132,18 +166,18 @@ class ChangedPaths:
         self._read()
         return bool(self._changes)
 
-    def _keep(self, path: str, status: os.stat_result, *, is_in_place: bool) -> int | None:
-        """Return a descriptor of what a path is now, which stays until the next cell."""
+    def _keep(self, path: str, status: os.stat_result, *, is_in_place: bool) -> int:
+        """Return a descriptor of what a path is now, which stays until the next cell, or `_NOT_KEPT`."""
         is_file = stat.S_ISREG(status.st_mode)
         size = status.st_size if is_file else 0
         if not (is_file or stat.S_ISDIR(status.st_mode)) or len(self._kept) >= MAX_KEPT:
-            return None
+            return _NOT_KEPT
         if size + self._kept_bytes > _MAX_KEPT_BYTES or (is_in_place and size > MAX_COPIED_BYTES):
-            return None
+            return _NOT_KEPT
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError:
-            return None
+            return _NOT_KEPT
         if is_in_place and is_file:
             with os.fdopen(descriptor, "rb") as source, tempfile.TemporaryFile() as copy:
                 shutil.copyfileobj(source, copy)
@@ -153,6 +187,26 @@ class ChangedPaths:
         self._kept_bytes += size
         return descriptor
 
+    def _change_of(self, path: str) -> tuple[str | None, int | None]:
+        """Return path and descriptor of the first change, ahead of this rank, of a path or of a folder above it.
+
+        Later ones are changes of what rank 0 has made there since.
+        """
+        if not self._changes or os.getpid() != self._process:  # a loader's process does not count collectives
+            return None, None
+        now = DefaultGroup.num_collectives() or 0
+        found = [
+            (change.line, above, change.descriptor)
+            for above in _with_parents(path)
+            if (change := self._changes.get(above)) is not None and change.number >= now
+        ]
+        return min(found)[1:] if found else (None, None)
+
+    def _write(self, path: str, descriptor: int | None) -> None:
+        assert self._file is not None
+        line = [self._cell, DefaultGroup.num_collectives(), path, descriptor]
+        self._file.write(json.dumps(line).encode() + b"\n")
+
     def _read(self) -> None:
         if self._file is None or os.getpid() != self._process or os.fstat(self._file.fileno()).st_size == self._size:
             return
@@ -161,5 +215,18 @@ class ChangedPaths:
         self._size += len(complete)
         for line in complete.splitlines():
             cell, num_collectives, path, descriptor = json.loads(line)
-            if cell == self._cell:
-                self._changes[path] = num_collectives, descriptor
+            self._num_lines += 1
+            if cell == self._cell and descriptor == _AGAIN:
+                self._repeated.add(path)
+            elif cell == self._cell and descriptor == _UNCHANGED:
+                self._changes.pop(path, None)
+            elif cell == self._cell:
+                self._changes[path] = _Change(self._num_lines, num_collectives, descriptor)
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    """Yield a path and the folders that it is in."""
+    yield path
+    while (folder := os.path.dirname(path)) != path:
+        yield folder
+        path = folder

@@ -17,25 +17,24 @@ import builtins
 import errno
 import functools
 import glob
+import inspect
 import io
 import os
 import pathlib
 import shutil
 import sqlite3
-import stat
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from sqlite3 import dbapi2
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from accel_nb.accelerator.plain_cells.files.cell_files import (
-    SYSTEM,
-    CellFiles,
+    TEMPORARY_SUFFIX,
     Function,
     absolute,
     argument,
@@ -44,6 +43,16 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
     is_path,
 )
 from accel_nb.accelerator.plain_cells.files.library_files import SAFETENSORS, FileFunction, imported_functions
+from accel_nb.accelerator.plain_cells.files.path_view import (
+    PathView,
+    descriptor_path,
+    exists,
+    exists_as_folder,
+    is_in,
+    original_access,
+    original_stat,
+    raise_os_error,
+)
 from accel_nb.accelerator.plain_cells.files.shared_files import SharedFiles
 from accel_nb.runtime.process.temporary_files import make_temporary_folder
 
@@ -59,11 +68,9 @@ _PROFILE: Any = torch.autograd.profiler.profile
 _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
 
-_POLL_S, _MAX_WAIT_S = 0.002, 10.0
+_POLL_S = 0.002
+_MAX_WAIT_S = 10.0
 """How long a rank waits for a folder of rank 0, which may be on another machine."""
-
-_BEFORE_FOLDER = 2
-"""How many arguments of the functions of `tempfile` come before the folder, at least."""
 
 Make = Callable[[Function], Function]
 
@@ -86,6 +93,7 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
             (os, "replace", files.make_rename),
             (os, "remove", files.make_remove),
             (os, "unlink", files.make_remove),
+            (os, "rmdir", files.make_remove),
         ):
             yield from _with_holders(owner, name, make)
         yield shutil, "rmtree", files.make_rmtree
@@ -141,39 +149,30 @@ def _make_static(make: Make, original: Function) -> Any:
     return staticmethod(make(original))
 
 
-class PrivateFiles(CellFiles):
-    """The files that one rank wrote, the folders that it made and the paths that it removed, for this rank only."""
+class PrivateFiles(PathView):
+    """Replacements of functions for files, which write, make and remove paths for one rank only."""
 
     def __init__(self) -> None:
         super().__init__()
         # Processes that this rank starts use its folder too: only the end of a rank removes one.
         self._pid = os.getpid()
-        self._files: dict[str, io.FileIO] = {}
-        self._folders: set[str] = set()
-        self._removed: set[str] = set()
-        # Temporary files and folders that only this rank has, under names of its own.
-        self._temporary: set[str] = set()
         # By path, the version that is a database or an HDF5 file, and its path, which these libraries need.
         self._databases: dict[str, tuple[io.FileIO, str]] = {}
 
     def discard(self) -> None:
         """Stop redirecting and delete all versions; one that is still open exists until it is closed."""
         super().discard()
-        for file in self._files.values():
-            file.close()
         for _, version_path in self._databases.values():
             shutil.rmtree(os.path.dirname(version_path), ignore_errors=True)
         self._databases.clear()
-        self._files.clear()
-        self._folders.clear()
-        self._removed.clear()
+        self.clear_paths()
 
     def signatures(self) -> dict[str, Any]:
-        """Return a signature of each path that this rank has changed, which differs between versions of the file."""
+        """Return a signature (inode, size, time) of the file at each path that this rank has changed."""
         return {path: _signature(path) for path in {*self._files, *self._folders, *self._removed}}
 
     def refresh(self, before: dict[str, Any]) -> None:
-        """Update the versions of paths whose `signatures` were others before rank 0 ran a command."""
+        """Update the versions of the paths whose signature has changed since ``before``, by a command of rank 0."""
         for path, known in before.items():
             if (now := _signature(path)) == known:
                 continue
@@ -182,7 +181,7 @@ class PrivateFiles(CellFiles):
                 if path in self._files:
                     self._files.pop(path).close()
                 continue
-            self._removed -= {hidden for hidden in self._removed if _is_in(path, hidden)}
+            self._removed -= {hidden for hidden in self._removed if is_in(path, hidden)}
             if path in self._files:
                 with io.FileIO(path) as source:
                     file = self._files[path]
@@ -247,12 +246,20 @@ class PrivateFiles(CellFiles):
                 original(file, name, mode, driver, **kwargs)
             elif mode == "r" or not self._redirects(name):
                 original(file, self._find(name) if self._has_changes else name, mode, driver, **kwargs)
-            else:
-                exists = os.path.exists(name)
+            elif os.path.exists(name):
                 version_path = self._prepare_database(name)
-                if not exists:  # the library creates the file itself
-                    _remove(version_path)
                 original(file, version_path, mode, driver, **kwargs)
+                self._set_database(absolute(name), version_path)
+            elif mode == "r+":
+                raise_os_error(errno.ENOENT, name)
+            else:
+                version_path = self._prepare_database(name)
+                _remove(version_path)  # the library creates the file itself
+                try:
+                    original(file, version_path, mode, driver, **kwargs)
+                except BaseException:
+                    self._forget_database(absolute(name))
+                    raise
                 self._set_database(absolute(name), version_path)
 
         return init
@@ -271,6 +278,11 @@ class PrivateFiles(CellFiles):
         self._files.pop(full).close()
         self._files[full] = file = io.FileIO(version_path, "r+")
         self._databases[full] = file, version_path
+
+    def _forget_database(self, full: str) -> None:
+        self._files.pop(full).close()
+        _, version_path = self._databases.pop(full)
+        shutil.rmtree(os.path.dirname(version_path), ignore_errors=True)
 
     def read_from(self, position: int, name: str, original: Function) -> Function:
         """Return a function that reads this rank's version of its path, if there is one."""
@@ -301,15 +313,15 @@ class PrivateFiles(CellFiles):
                     opened = original(now, mode, *args, **kwargs)  # rank 0 has removed it just now
                 if self._is_ahead(absolute(file)):  # rank 0 has created it just now
                     opened.close()
-                    _raise_os_error(errno.ENOENT, file)
+                    raise_os_error(errno.ENOENT, file)
                 return opened
             if not self._redirects(file):
                 return original(file, mode, *args, **kwargs)
-            if "x" in mode and absolute(file) in self._files:
-                _raise_os_error(errno.EEXIST, file)
+            if "x" in mode:
+                self._check_creation(absolute(file), file)
             keeps_content = "a" in mode or "r" in mode
             if "r" in mode and not os.path.exists(file):
-                _raise_os_error(errno.ENOENT, file)
+                raise_os_error(errno.ENOENT, file)
             return original(self._prepare(file, keeps_content=keeps_content), mode.replace("x", "w"), *args, **kwargs)
 
         return open
@@ -323,12 +335,12 @@ class PrivateFiles(CellFiles):
             if not self._has_changes or not is_path(path) or kwargs.get("dir_fd") is not None:
                 return original(path, *args, **kwargs)
             full = absolute(path)
-            if full in self._folders and not _exists(full):
+            if full in self._folders and not exists_as_folder(full):
                 return None if sets else original("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
             found = self._find(path)
-            result = (_stat if reads_link and found is not path else original)(found, *args, **kwargs)
+            result = (original_stat if reads_link and found is not path else original)(found, *args, **kwargs)
             if self._is_ahead(full):  # rank 0 has created it just now
-                _raise_os_error(errno.ENOENT, path)
+                raise_os_error(errno.ENOENT, path)
             return result
 
         return status
@@ -342,8 +354,7 @@ class PrivateFiles(CellFiles):
                 original(path, dir_fd=dir_fd)
                 return
             full = absolute(path)
-            if full not in self._files and full not in self._folders and self._is_removed(full):
-                _raise_os_error(errno.ENOENT, path)
+            self._check_removal(full, path, of_folder=original.__name__ == "rmdir")
             self._hide(full)  # rank 0 removes the path itself
 
         return remove
@@ -356,7 +367,13 @@ class PrivateFiles(CellFiles):
             if kwargs.get("dir_fd") is not None or not self._redirects(path):
                 original(path, *args, **kwargs)
                 return
-            self._hide(absolute(path))
+            full = absolute(path)
+            try:
+                self._check_tree(full, path)
+            except OSError as error:
+                _report_failure(error, path, *args, **kwargs)
+            else:
+                self._hide(full)
 
         # The attributes of shutil's function, such as avoids_symlink_attacks.
         vars(rmtree).update(vars(original))
@@ -367,12 +384,14 @@ class PrivateFiles(CellFiles):
 
         What is made in the usual folder is made in one below it, which is removed when this process ends.
         """
+        position = list(inspect.signature(original).parameters).index("dir")
 
         @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
-            if self._is_active and len(args) <= _BEFORE_FOLDER and kwargs.get("dir") is None:
-                kwargs["dir"] = make_temporary_folder(self._pid)
-            made = original(*args, **kwargs)
+            if self._is_active and argument(position, "dir", args, kwargs) is None:
+                made = call_with(original, position, "dir", make_temporary_folder(self._pid), args, kwargs)
+            else:
+                made = original(*args, **kwargs)
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
             if self._is_active and is_path(path):
                 self._temporary.add(absolute(path))
@@ -389,11 +408,10 @@ class PrivateFiles(CellFiles):
                 original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
                 return
             old, new = absolute(src), absolute(dst)
-            if old not in self._files and old not in self._folders and self._is_removed(old):
-                _raise_os_error(errno.ENOENT, src)
+            self._check_renaming(old, new, src, dst)
             if old not in self._files and old not in self._folders and os.path.isfile(old):
                 self._prepare(old, keeps_content=True)
-            moved = {path: new + path[len(old) :] for path in (*self._files, *self._folders) if _is_in(path, old)}
+            moved = {path: new + path[len(old) :] for path in (*self._files, *self._folders) if is_in(path, old)}
             files = {moved[path]: self._files.pop(path) for path in moved if path in self._files}
             folders = {moved[path] for path in moved if path in self._folders}
             self._hide(old)
@@ -417,9 +435,7 @@ class PrivateFiles(CellFiles):
                 original(path, mode, dir_fd=dir_fd)
                 return
             full = absolute(path)
-            if full in self._folders or full in self._files:
-                _raise_os_error(errno.EEXIST, path)
-            self._require_folder(full, path)
+            self._check_creation(full, path)
             self._add_folders([full])
 
         return mkdir
@@ -431,7 +447,7 @@ class PrivateFiles(CellFiles):
         def chdir(path: Any) -> None:
             if isinstance(path, str | os.PathLike) and (full := absolute(path)) in self._folders:
                 deadline = time.monotonic() + _MAX_WAIT_S
-                while not _exists(full) and time.monotonic() < deadline:
+                while not exists(full) and time.monotonic() < deadline:
                     time.sleep(_POLL_S)
             original(path)
 
@@ -442,8 +458,10 @@ class PrivateFiles(CellFiles):
 
         @functools.wraps(original)
         def listdir(path: Any = ".") -> list[Any]:
-            if not self._has_changes or not isinstance(path, str | os.PathLike):
+            if not self._is_active or not isinstance(path, str | os.PathLike):
                 return original(path)
+            if not self._has_changes:
+                return [name for name in original(path) if not name.endswith(TEMPORARY_SUFFIX)]
             return [entry.name for entry in self._entries(path)]
 
         return listdir
@@ -453,150 +471,35 @@ class PrivateFiles(CellFiles):
 
         @functools.wraps(original)
         def scandir(path: Any = ".") -> Any:
-            if not self._has_changes or not isinstance(path, str | os.PathLike):
+            if not self._is_active or not isinstance(path, str | os.PathLike):
                 return original(path)
+            if not self._has_changes:
+                with original(path) as scan:
+                    return _Scan([entry for entry in scan if not entry.name.endswith(TEMPORARY_SUFFIX)])
             return _Scan(self._entries(path))
 
         return scandir
 
-    @property
-    def _has_changes(self) -> bool:
-        has_changed = self.changed is not None and self.changed.has_paths()
-        return self._is_active and bool(self._files or self._folders or self._removed or has_changed)
-
-    def _entries(self, path: Any) -> list[Any]:
-        """Return the entries of a folder, with this rank's changes."""
-        folder, full = os.fspath(path), absolute(path)
-        own = {found: found in self._folders for found in (*self._files, *self._folders)}
-        own = {found: is_folder for found, is_folder in own.items() if os.path.dirname(found) == full}
-        for found in [] if self.changed is None else list(self.changed.entries_before(full)):
-            if found not in own and not self._is_removed(found):
-                own[found] = os.path.isdir(found)
-        names = {os.path.basename(found) for found in own}
-        existing: list[Any] = []
-        if full in self._folders and (self._is_removed(full) or not _exists(full)):
-            pass
-        elif self._is_removed(full):
-            _raise_os_error(errno.ENOENT, path)
-        else:
-            with _scandir(self._find(path)) as scan:
-                existing = [
-                    item
-                    for item in scan
-                    if item.name not in names and not self._is_removed(os.path.join(full, item.name))
-                ]
-        return [
-            *existing,
-            *(_Entry(os.path.join(folder, os.path.basename(found)), is_folder) for found, is_folder in own.items()),
-        ]
-
-    def _redirects(self, path: Any) -> bool:
-        """Return whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
-        if not (self._is_active and is_path(path) and self._is_called_by_cell()):
-            return False
-        full = absolute(path)
-        if full.startswith(SYSTEM) or any(_is_in(full, path) for path in self._temporary):
-            return False
-        try:
-            kind = _stat(full).st_mode
-        except OSError:
-            return True
-        return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
-
     def _prepare(self, path: Any, *, keeps_content: bool = False) -> str:
         """Return the path of this rank's version, for writing; with ``keeps_content`` a new version is a copy."""
         full = absolute(path)
-        self._require_folder(full, path)
+        self._check_write(full, path)
         if full not in self._files:
-            if full in self._folders or (os.path.isdir(full) and not self._is_removed(full)):
-                _raise_os_error(errno.EISDIR, path)
             folder = os.path.dirname(full)
-            # In the path's own folder, if that exists for all ranks.
-            file = tempfile.TemporaryFile(buffering=0, dir=folder if _access(folder, os.W_OK) else None)  # noqa: SIM115
-            if keeps_content and not self._is_removed(full) and _exists(actual := self._find(full)):
+            # On the path's file system, which has room for it, if the folder is writable.
+            file = tempfile.TemporaryFile(buffering=0, dir=folder if original_access(folder, os.W_OK) else None)  # noqa: SIM115
+            if keeps_content and not self._is_removed(full) and exists(actual := self._find(full)):
                 with io.FileIO(actual) as source:
                     shutil.copyfileobj(source, file)
             while len(self._files) >= _MAX_FILES:
-                self._files.pop(next(iter(self._files))).close()
+                dropped = next(iter(self._files))
+                self._files.pop(dropped).close()
+                self._dropped.add(dropped)
+                self._removed.discard(dropped)
             if self.changed is not None:
                 self.changed.include(full)
             self._files[full] = file  # pyright: ignore[reportArgumentType]
-        return _descriptor_path(self._files[full])
-
-    def _find(self, path: Any) -> Any:
-        """Return the path to read from; raises FileNotFoundError for a path that this rank removed."""
-        full = absolute(path)
-        file = self._files.get(full)
-        if file is not None:
-            return _descriptor_path(file)
-        if full in self._folders:
-            return path
-        if self._is_removed(full):
-            _raise_os_error(errno.ENOENT, path)
-        actual = full if self.changed is None else self.changed.find(full)
-        return path if actual in (full, None) else actual
-
-    def _require_folder(self, full: str, path: Any) -> None:
-        folder = os.path.dirname(full)
-        if folder not in self._folders and (self._is_removed(folder) or not os.path.isdir(folder)):
-            _raise_os_error(errno.ENOENT, path)
-
-    def _hide(self, full: str) -> None:
-        """Treat a path, and all in it, as removed on this rank."""
-        for path in [path for path in self._files if _is_in(path, full)]:
-            self._files.pop(path).close()
-        self._folders -= {path for path in self._folders if _is_in(path, full)}
-        self._removed.add(full)
-
-    def _add_folders(self, paths: Iterable[str]) -> None:
-        self._folders.update(paths)
-        if self.changed is not None:
-            for path in paths:
-                self.changed.include(path)
-
-    def _is_removed(self, full: str) -> bool:
-        return any(_is_in(full, path) for path in self._removed) or self._is_ahead(full)
-
-    def _is_ahead(self, full: str) -> bool:
-        """Return whether rank 0 has created a path that this rank has neither reached nor created itself."""
-        is_own = full in self._files or full in self._folders
-        return self._is_active and self.changed is not None and not is_own and self.changed.find(full) is None
-
-
-class _Entry:
-    """Entry of `os.scandir` for a file or folder that exists for this rank only."""
-
-    def __init__(self, path: str, is_folder: bool) -> None:
-        self.path = path
-        self.name = os.path.basename(path)
-        self._is_folder = is_folder
-
-    def __fspath__(self) -> str:
-        return self.path
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a file."""
-        return not self._is_folder
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a folder."""
-        return self._is_folder
-
-    def is_symlink(self) -> bool:
-        """Return False: none of these is a link."""
-        return False
-
-    def is_junction(self) -> bool:
-        """Return False: none of these is a junction."""
-        return False
-
-    def inode(self) -> int:
-        """Return the inode's number."""
-        return self.stat().st_ino
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the status of the inode."""
-        return os.stat(self.path)
+        return descriptor_path(self._files[full])
 
 
 class _Scan:
@@ -622,33 +525,32 @@ class _Scan:
         self._entries = iter(())
 
 
-# The original functions, for use inside of replacements.
-_access, _remove, _scandir, _stat = os.access, os.remove, os.scandir, os.stat
-
-
-def _exists(full: str) -> bool:
-    try:
-        _stat(full)
-    except OSError:
-        return False
-    return True
+_remove = os.remove  # the original function, for use inside of replacements
 
 
 def _signature(full: str) -> tuple[int, int, int] | None:
     try:
-        status = _stat(full)
+        status = original_stat(full)
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _descriptor_path(file: io.FileIO) -> str:
-    return f"/proc/self/fd/{file.fileno()}"
-
-
-def _raise_os_error(number: int, path: Any) -> NoReturn:
-    raise OSError(number, os.strerror(number), os.fsdecode(path))
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + os.sep)
+def _report_failure(
+    error: OSError,
+    path: Any,
+    ignore_errors: bool = False,
+    onerror: Callable[..., object] | None = None,
+    *,
+    onexc: Callable[..., object] | None = None,
+    **_: Any,
+) -> None:
+    """Raise the error of a `shutil.rmtree`, or report it as the arguments of that call say."""
+    if ignore_errors:
+        return
+    if onexc is not None:
+        onexc(os.lstat, path, error)
+    elif onerror is not None:
+        onerror(os.lstat, path, (type(error), error, error.__traceback__))
+    else:
+        raise error

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from accel_nb.accelerator.plain_cells.files.cell_files import (
     SYSTEM,
+    TEMPORARY_SUFFIX,
     CellFiles,
     Function,
     absolute,
@@ -21,6 +22,8 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
 )
 from accel_nb.accelerator.plain_cells.files.changed_paths import MAX_KEPT
 from accel_nb.accelerator.plain_cells.files.library_files import FileFunction
+
+_T = TypeVar("_T")
 
 
 class SharedFiles(CellFiles):
@@ -37,7 +40,7 @@ class SharedFiles(CellFiles):
             path = os.path.realpath(os.fsdecode(target))
             if os.path.exists(path) and not os.path.isfile(path):  # such as a pipe
                 return original(*args, **kwargs)
-            temporary = f"{path}.{os.getpid()}.tmp"
+            temporary = f"{path}.{os.getpid()}{TEMPORARY_SUFFIX}"
             try:
                 result = call_with(original, position, name, temporary, args, kwargs)
                 if os.path.exists(temporary):  # the profiler logs that it cannot write, and raises nothing
@@ -91,9 +94,8 @@ class SharedFiles(CellFiles):
 
         @functools.wraps(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if isinstance(mode, str) and not set(mode).isdisjoint("wax+"):
-                self._record(file, is_in_place=True)
-            return original(file, mode, *args, **kwargs)
+            paths = [file] if isinstance(mode, str) and not set(mode).isdisjoint("wax+") else []
+            return self._call(paths, lambda: original(file, mode, *args, **kwargs), is_in_place=True)
 
         return open
 
@@ -102,9 +104,8 @@ class SharedFiles(CellFiles):
 
         @functools.wraps(original)
         def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs.get("dir_fd") is None and not os.path.exists(path):
-                self._record(path)
-            original(path, *args, **kwargs)
+            paths = [path] if kwargs.get("dir_fd") is None else []
+            self._call(paths, lambda: original(path, *args, **kwargs))
 
         return mkdir
 
@@ -113,10 +114,7 @@ class SharedFiles(CellFiles):
 
         @functools.wraps(original)
         def rename(src: Any, dst: Any, **kwargs: Any) -> None:
-            if not kwargs:
-                self._record(src)
-                self._record(dst)
-            original(src, dst, **kwargs)
+            self._call([] if kwargs else [src, dst], lambda: original(src, dst, **kwargs))
 
         return rename
 
@@ -125,39 +123,49 @@ class SharedFiles(CellFiles):
 
         @functools.wraps(original)
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
-            if dir_fd is None:
-                self._record(path)
-            original(path, dir_fd=dir_fd)
+            self._call([path] if dir_fd is None else [], lambda: original(path, dir_fd=dir_fd))
 
         return remove
 
     def make_rmtree(self, original: Function) -> Function:
-        """Return an ``rmtree`` that records a folder and what is in it."""
+        """Return an ``rmtree`` that records what is in a folder, and then the folder itself."""
 
         @functools.wraps(original)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("dir_fd") is None and is_path(path):
-                for found in itertools.islice(_paths_in(os.fsdecode(path)), MAX_KEPT):
+                for found in itertools.islice(_paths_in(os.fsdecode(path)), MAX_KEPT - 1):
                     self._record(found)
+                self._record(path)
             original(path, *args, **kwargs)
 
         # The attributes of shutil's function, such as avoids_symlink_attacks.
         vars(rmtree).update(vars(original))
         return rmtree
 
-    def _record(self, path: Any, *, is_in_place: bool = False) -> None:
-        """Record a path that the cell's code is about to change."""
+    def _call(self, paths: Iterable[Any], function: Callable[[], _T], *, is_in_place: bool = False) -> _T:
+        """Record the paths that a function is about to change, all of them or none, and call it."""
+        recorded = [path for path in paths if self._record(path, is_in_place=is_in_place)]
+        try:
+            return function()
+        except BaseException:
+            for path in recorded:
+                if self.changed is not None:
+                    self.changed.cancel(absolute(path))
+            raise
+
+    def _record(self, path: Any, *, is_in_place: bool = False) -> bool:
+        """Record a path that the cell's code is about to change; return whether it was not recorded before."""
         if not self._is_active or self.changed is None or not is_path(path):
-            return
+            return False
         full = absolute(path)
-        if not (full.startswith(SYSTEM) or full in self.changed.recorded) and self._is_called_by_cell():
-            self.changed.record(full, is_in_place=is_in_place)
+        if not full.startswith(SYSTEM) and self.changed.needs_record(full) and self._is_called_by_cell():
+            return self.changed.record(full, is_in_place=is_in_place)
+        return False
 
 
 def _paths_in(path: str) -> Iterator[str]:
-    """Yield a folder, and the files and folders in it."""
-    yield path
-    for folder, folders, names in os.walk(path):
+    """Yield the files and folders in a folder, each after those in it."""
+    for folder, folders, names in os.walk(path, topdown=False):
         yield from (os.path.join(folder, name) for name in (*names, *folders))
 
 

@@ -36,20 +36,22 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in self._names:
             return None
-        self._names.remove(fullname)  # the next call finds the module without this finder
-        spec = importlib.util.find_spec(fullname)
-        if spec is None:
-            self._names.add(fullname)
-        elif hasattr(spec.loader, "exec_module"):
-            self._observe(spec.loader)
+        self._names.remove(fullname)  # find_spec below searches all finders, this one too
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._names.add(fullname)  # code may search for a module, or fail to import it, before it imports it
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            self._observe(fullname, spec.loader)
         return spec
 
-    def _observe(self, loader: Any) -> None:
+    def _observe(self, name: str, loader: Any) -> None:
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)  # another observer may have removed it
             original(module)
+            self._names.discard(name)
             self._on_import()
 
         with suppress(AttributeError):  # a loader with slots

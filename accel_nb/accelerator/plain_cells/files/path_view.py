@@ -1,0 +1,286 @@
+"""The files and folders that a rank other than rank 0 finds in a plain cell, and the errors of operations on them.
+
+A rank finds its own versions and folders, not the paths that it has removed, and otherwise what rank 0 had before the
+changes that this rank has not reached yet (`ChangedPaths`). Rank 0 raises the errors of the system. The other ranks
+raise the same ones: code may run into them and continue, such as one that looks for an unused name of a folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from accel_nb.accelerator.plain_cells.files.cell_files import (
+    SYSTEM,
+    TEMPORARY_SUFFIX,
+    CellFiles,
+    absolute,
+    is_path,
+)
+
+_UNKNOWN = -1
+"""The mode of a path at which rank 0 may have made or removed something that this rank cannot follow."""
+
+
+class PathView(CellFiles):
+    """The files and folders that one rank finds. Its operations change these, and not the paths themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: dict[str, io.FileIO] = {}
+        self._folders: set[str] = set()
+        self._removed: set[str] = set()
+        # Versions that were deleted, since there were too many: rank 0 has such a file, or creates it soon.
+        self._dropped: set[str] = set()
+        # Temporary files and folders that only this rank has, under names of its own.
+        self._temporary: set[str] = set()
+
+    def clear_paths(self) -> None:
+        """Find the paths themselves from now on, and delete all versions."""
+        for file in self._files.values():
+            file.close()
+        for paths in (self._files, self._folders, self._removed, self._dropped):
+            paths.clear()
+
+    @property
+    def _has_changes(self) -> bool:
+        has_changed = self.changed is not None and self.changed.has_paths()
+        return self._is_active and bool(self._files or self._folders or self._removed or has_changed)
+
+    def _redirects(self, path: Any) -> bool:
+        """Return whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
+        if not (self._is_active and is_path(path) and self._is_called_by_cell()):
+            return False
+        full = absolute(path)
+        if full.startswith(SYSTEM) or any(is_in(full, path) for path in self._temporary):
+            return False
+        try:
+            kind = original_stat(full).st_mode
+        except OSError:
+            return True
+        return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
+
+    def _find(self, path: Any) -> Any:
+        """Return the path to read from; raises FileNotFoundError for a path that this rank removed."""
+        full = absolute(path)
+        file = self._files.get(full)
+        if file is not None:
+            return descriptor_path(file)
+        if full in self._folders:
+            return path
+        if self._is_removed(full):
+            raise_os_error(errno.ENOENT, path)
+        actual = full if self.changed is None else self.changed.find(full)
+        return path if actual in (full, None) else actual
+
+    def _entries(self, path: Any) -> list[Any]:
+        """Return the entries of a folder, with this rank's changes."""
+        folder, full = os.fspath(path), absolute(path)
+        own = {found: found in self._folders for found in (*self._files, *self._folders)}
+        own = {found: is_folder for found, is_folder in own.items() if os.path.dirname(found) == full}
+        for found in [] if self.changed is None else list(self.changed.entries_before(full)):
+            if found not in own and not self._is_removed(found):
+                own[found] = os.path.isdir(found)
+        names = {os.path.basename(found) for found in own}
+        existing: list[Any] = []
+        if full in self._folders and (self._is_removed(full) or not exists_as_folder(full)):
+            pass
+        elif self._is_removed(full):
+            raise_os_error(errno.ENOENT, path)
+        else:
+            with _scandir(self._find(path)) as scan:
+                existing = [
+                    item
+                    for item in scan
+                    if item.name not in names
+                    and not item.name.endswith(TEMPORARY_SUFFIX)
+                    and not self._is_removed(os.path.join(full, item.name))
+                ]
+        return [
+            *existing,
+            *(_Entry(os.path.join(folder, os.path.basename(found)), is_folder) for found, is_folder in own.items()),
+        ]
+
+    def _mode(self, full: str, *, follows_link: bool = False) -> int | None:
+        """Return the mode of what this rank finds at a path; None for nothing, `_UNKNOWN` where it cannot tell."""
+        if full in self._files:
+            return stat.S_IFREG
+        if full in self._folders:
+            return stat.S_IFDIR
+        if any(is_in(full, path) for path in self._removed):
+            return None
+        if self.changed is None or full in self._dropped:
+            return _UNKNOWN
+        while True:
+            actual = self.changed.find(full)
+            read = original_stat if follows_link or actual != full else _lstat
+            try:
+                mode = None if actual is None else read(actual).st_mode
+            except OSError:
+                mode = None
+            if self.changed.find(full) == actual:  # rank 0 has not changed it meanwhile
+                return mode if self.changed.is_certain(full) else _UNKNOWN
+
+    def _check_creation(self, full: str, path: Any) -> None:
+        """Raise the error of creating a file or folder where something exists, or where this process may not."""
+        if self._mode(full) not in (None, _UNKNOWN):
+            raise_os_error(errno.EEXIST, path)
+        self._check_folder(full, path)
+
+    def _check_write(self, full: str, path: Any) -> None:
+        """Raise the error of opening a path for writing, if it is a folder or this process may not write to it."""
+        mode = self._mode(full, follows_link=True)
+        if mode is None or (mode == _UNKNOWN and not os.path.isdir(full)):
+            self._check_folder(full, path, for_change=mode is None)
+        elif mode == _UNKNOWN or stat.S_ISDIR(mode):
+            raise_os_error(errno.EISDIR, path)
+        elif not original_access(self._find(path), os.W_OK):
+            raise_os_error(errno.EACCES, path)
+
+    def _check_removal(self, full: str, path: Any, *, of_folder: bool) -> None:
+        """Raise the error of removing a file, or an empty folder, where there is none."""
+        mode = self._mode(full)
+        if mode is None:
+            raise_os_error(errno.ENOENT, path)
+        if mode == _UNKNOWN:
+            return
+        if of_folder != stat.S_ISDIR(mode):
+            raise_os_error(errno.ENOTDIR if of_folder else errno.EISDIR, path)
+        if of_folder and self._entries(full):
+            raise_os_error(errno.ENOTEMPTY, path)
+        self._check_folder(full, path)
+
+    def _check_tree(self, full: str, path: Any) -> None:
+        """Raise the error of removing a folder and all in it, where there is none."""
+        mode = self._mode(full)
+        if mode is None:
+            raise_os_error(errno.ENOENT, path)
+        if mode != _UNKNOWN and not stat.S_ISDIR(mode):
+            raise_os_error(errno.ENOTDIR, path)
+
+    def _check_renaming(self, old: str, new: str, src: Any, dst: Any) -> None:
+        """Raise the error of renaming a path that is absent, or to one of another kind or in an absent folder."""
+        mode, replaced = self._mode(old), self._mode(new)
+        if mode is None:
+            raise_os_error(errno.ENOENT, src, dst)
+        self._check_folder(old, src, dst)
+        self._check_folder(new, src, dst)
+        if _UNKNOWN in (mode, replaced) or replaced is None:
+            return
+        is_folder = stat.S_ISDIR(mode)
+        if is_folder != stat.S_ISDIR(replaced):
+            raise_os_error(errno.ENOTDIR if is_folder else errno.EISDIR, src, dst)
+        if is_folder and old != new and self._entries(new):
+            raise_os_error(errno.ENOTEMPTY, src, dst)
+
+    def _check_folder(self, full: str, path: Any, other: Any = None, *, for_change: bool = True) -> None:
+        """Raise the error of a path in a folder that is absent or, ``for_change``, that this process may not change."""
+        folder = os.path.dirname(full)
+        mode = self._mode(folder, follows_link=True)
+        if mode is None or (mode == _UNKNOWN and not os.path.isdir(folder)):
+            raise_os_error(errno.ENOENT, path, other)
+        if mode == _UNKNOWN or folder in self._folders:
+            return
+        if not stat.S_ISDIR(mode):
+            raise_os_error(errno.ENOTDIR, path, other)
+        if for_change and not original_access(self._find(folder), os.W_OK | os.X_OK):
+            raise_os_error(errno.EACCES, path, other)
+
+    def _hide(self, full: str) -> None:
+        """Treat a path, and all in it, as removed on this rank."""
+        for path in [path for path in self._files if is_in(path, full)]:
+            self._files.pop(path).close()
+        for paths in (self._folders, self._dropped):
+            paths -= {path for path in paths if is_in(path, full)}
+        self._removed.add(full)
+
+    def _add_folders(self, paths: Iterable[str]) -> None:
+        self._folders.update(paths)
+        if self.changed is not None:
+            for path in paths:
+                self.changed.include(path)
+
+    def _is_removed(self, full: str) -> bool:
+        return any(is_in(full, path) for path in self._removed) or self._is_ahead(full)
+
+    def _is_ahead(self, full: str) -> bool:
+        """Return whether rank 0 has created a path that this rank has neither reached nor created itself."""
+        is_own = full in self._files or full in self._folders
+        return self._is_active and self.changed is not None and not is_own and self.changed.find(full) is None
+
+
+class _Entry:
+    """Entry of `os.scandir` for a file or folder that exists for this rank only."""
+
+    def __init__(self, path: str, is_folder: bool) -> None:
+        self.path = path
+        self.name = os.path.basename(path)
+        self._is_folder = is_folder
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a file."""
+        return not self._is_folder
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Return whether it is a folder."""
+        return self._is_folder
+
+    def is_symlink(self) -> bool:
+        """Return False: none of these is a link."""
+        return False
+
+    def is_junction(self) -> bool:
+        """Return False: none of these is a junction."""
+        return False
+
+    def inode(self) -> int:
+        """Return the inode's number."""
+        return self.stat().st_ino
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return the status of the inode."""
+        return os.stat(self.path)
+
+
+# The original functions, for use inside of replacements.
+original_access, original_stat, _lstat, _scandir = os.access, os.stat, os.lstat, os.scandir
+
+
+def exists_as_folder(full: str) -> bool:
+    """Return whether a path itself is a folder, whatever this rank finds there."""
+    try:
+        return stat.S_ISDIR(original_stat(full).st_mode)
+    except OSError:
+        return False
+
+
+def exists(full: str) -> bool:
+    """Return whether a path itself exists, whatever this rank finds there."""
+    try:
+        original_stat(full)
+    except OSError:
+        return False
+    return True
+
+
+def descriptor_path(file: io.FileIO) -> str:
+    """Return the path by which this process opens a file that has no name."""
+    return f"/proc/self/fd/{file.fileno()}"
+
+
+def raise_os_error(number: int, path: Any, other: Any = None) -> NoReturn:
+    """Raise the OSError of a number, with the path, or both paths of a renaming."""
+    second = () if other is None else (None, os.fsdecode(other))
+    raise OSError(number, os.strerror(number), os.fsdecode(path), *second)
+
+
+def is_in(path: str, folder: str) -> bool:
+    """Return whether a path is a folder, or in it."""
+    return path == folder or path.startswith(folder + os.sep)
