@@ -76,7 +76,7 @@ from torch.utils.data import DataLoader
 accelerator = Accelerator(config=Path(__file__).with_name("train.yaml"))
 
 torch.manual_seed(0)
-device = accelerator.device
+device = accelerator.device.type
 model = nn.Linear(4, 1).to(device)
 optimizer = optim.SGD(model.parameters(), lr=0.1)
 scheduler = optim.lr_scheduler.StepLR(optimizer, 2)
@@ -133,6 +133,80 @@ def train():
     assert text.endswith(
         'synchronize_rng_states(["torch", "numpy", "python"])\naccelerator.note_equal_rng()\ntrain()\n'
     )
+
+
+SMALL = """\
+import torch
+from torch import nn
+model, data = nn.Linear(4, 1), [torch.ones(8, 4)]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+PREPARE = "model, optimizer = accelerator.prepare(model, optimizer)"
+
+
+@pytest.mark.parametrize(
+    ("line", "rewritten"),
+    [
+        ("model(data[0]).sum().backward()", f"{PREPARE}\naccelerator.backward(model(data[0]).sum())"),
+        ("model.train(); model(data[0]).sum().backward()", f"model.train(); {PREPARE}; accelerator.backward(model("),
+        ("if True:\n\tx = 1\n\tmodel(data[0]).sum().backward()", f"{PREPARE}\nif True:\n\tx = 1\n\taccelerator.b"),
+        ("(model(data[0]) * 2\n).sum().backward(retain_graph=True)", "* 2\n).sum(), retain_graph=True)"),
+        ("((model(data[0].to('cuda:0')) - data[0].cuda(0)).sum()).backward()", (
+            "accelerator.backward(((model(data[0].to(accelerator.device)) - data[0].to(accelerator.device)).sum()))"
+        )),
+        ("x = (data[0] / 255).cuda(non_blocking=True)\nmodel(x).sum().backward()", (
+            "x = (data[0] / 255).to(accelerator.device, non_blocking=True)"
+        )),
+        ("with torch.autocast('cuda'):\n    model(data[0]).sum().backward()", "torch.autocast(accelerator.device.type):"),
+        ("d = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\nmodel(data[0]).sum().backward()", (
+            "d = accelerator.device\n"
+        )),
+        ("d, n = f'cuda:{0}', f'cuda: {1}'\nprint('cuda: on', d)\nmodel(data[0]).sum().backward()", (
+            "d, n = str(accelerator.device), f'cuda: {1}'\naccelerator.print('cuda: on', d)"
+        )),
+    ],
+)  # fmt: skip
+def test_a_training_cell_is_rewritten(line: str, rewritten: str):
+    script = made(SMALL, f"%%accelerate --cpus 2\n{line}\noptimizer.step()").script
+    compile(script, "train.py", "exec")
+    assert PREPARE in script
+    assert rewritten in script
+
+
+def test_a_function_that_is_indented_by_tabs_is_rewritten():
+    function = (
+        "def train(m):\n\topt = torch.optim.SGD(m.parameters(), lr=0.1)\n\tm(data[0]).sum().backward()\n\topt.step()"
+    )
+    script = made(SMALL, f"%%accelerate --cpus 2\n{function}\ntrain(model)").script
+    compile(script, "train.py", "exec")
+    assert "\n\tm, opt = accelerator.prepare(m, opt)\n\taccelerator.backward(m(data[0]).sum())" in script
+
+
+def test_a_print_of_the_notebooks_own_is_left():
+    script = made(SMALL, "%%accelerate --cpus 2\nfrom rich import print\nmodel(data[0]).sum().backward()\n"
+                         "optimizer.step()\nprint('done')").script  # fmt: skip
+    assert "\nprint('done')" in script
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("Accelerator()", "Accelerator(config=C)"),
+        ("Accelerator(\n    mixed_precision='bf16',\n)", "Accelerator(\n    mixed_precision='bf16', config=C,\n)"),
+        ("Accelerator(cpu=(True))", "Accelerator(cpu=(True), config=C)"),
+    ],
+)
+def test_an_own_accelerator_gets_the_options(call: str, expected: str):
+    cell = f"%%accelerate --cpus 2\nfrom accel_nb import Accelerator\naccelerator = {call}\n{PREPARE}"
+    script = made(SMALL, f"{cell}\naccelerator.backward(model(data[0]).sum())\noptimizer.step()").script
+    compile(script, "train.py", "exec")
+    assert expected.replace("=C", '=Path(__file__).with_name("train.yaml")') in script
+
+
+def test_a_class_that_trains_is_refused():
+    trainer = "class Trainer:\n    def fit(self):\n        model(data[0]).sum().backward()\n        optimizer.step()"
+    with pytest.raises(ConfigError, match="class Trainer trains"):
+        made(SMALL, trainer, "%%accelerate --cpus 2\nTrainer().fit()")
 
 
 def test_an_explicit_cell_is_left_as_written():

@@ -226,6 +226,7 @@ def _write_source(
         needed.append("from accel_nb import set_seed")
         bodies.append("set_seed(0)  # every process must draw the same random numbers")
     training, prepared = TrainingAnalysis([cell.tree for cell in cells]), _PreparedNames(set())
+    prints = not any(_binds(cell.tree, "print") for cell in cells)
     num_run = 0
     for part in parts:
         if isinstance(part, str):
@@ -242,7 +243,7 @@ def _write_source(
                 needed.append("from accel_nb import synchronize_rng_states")
             if num_run > 1:
                 before.append("accelerator.note_equal_rng()")
-        bodies.append("\n".join([*before, _rewrite_cell(part, training, prepared, config)]))
+        bodies.append("\n".join([*before, _rewrite_cell(part, training, prepared, config, prints=prints)]))
     imports, bodies = hoist_imports(bodies, needed)
     return _join_parts([_docstring(title, name, file, first), imports, *bodies])
 
@@ -254,15 +255,26 @@ class _PreparedNames:
     names: set[str]
 
 
-def _rewrite_cell(cell: _CodeCell, training: TrainingAnalysis, prepared: _PreparedNames, config: str) -> str:
-    """Return a cell's source for the script. Raise ConfigError if the analysis does not find what it trains."""
+def _rewrite_cell(
+    cell: _CodeCell, training: TrainingAnalysis, prepared: _PreparedNames, config: str, *, prints: bool
+) -> str:
+    """Return a cell's source for the script. Raise ConfigError if the analysis does not find what it trains.
+
+    ``prints`` states whether ``print`` is Python's own.
+    """
     rewriting = CellRewriter(cell.text, cell.tree, training)
     where = f"cell {cell.number}"
     if cell.resolved is not None and not cell.is_plain:
         rewriting.add_config(config)
         return rewriting.rewritten_source()
     rewriting.rewrite_functions()
-    rewriting.rewrite_calls()
+    rewriting.rewrite_calls(prints=prints)
+    for node in cell.tree.body:
+        if isinstance(node, ast.ClassDef) and training.trains(node):
+            raise ConfigError(
+                f"{where}: the class {node.name} trains, in which nothing can be prepared; train in a function, or use "
+                "accelerator.prepare and accelerator.backward in the class"
+            )
     statements = ast.Module([node for node in cell.tree.body if not isinstance(node, _DEFINITIONS)], [])
     if training.trains(statements):
         if not cell.has_magic:
@@ -350,5 +362,8 @@ def _uses_accelerator_methods(tree: ast.AST) -> bool:
 
 def _binds(tree: ast.AST, name: str) -> bool:
     return any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in ast.walk(tree)
+        (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+        or (isinstance(node, ast.alias) and (node.asname or node.name) == name)
+        or (isinstance(node, ast.FunctionDef) and node.name == name)
+        for node in ast.walk(tree)
     )
