@@ -157,7 +157,7 @@ PREPARE = "model, optimizer = accelerator.prepare(model, optimizer)"
         ("x = (data[0] / 255).cuda(non_blocking=True)\nmodel(x).sum().backward()", (
             "x = (data[0] / 255).to(accelerator.device, non_blocking=True)"
         )),
-        ("with torch.autocast('cuda'):\n    model(data[0]).sum().backward()", "torch.autocast(accelerator.device.type):"),
+        ("with torch.autocast('cuda'):\n    model(data[0]).sum().backward()", "autocast(accelerator.device.type):"),
         ("d = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\nmodel(data[0]).sum().backward()", (
             "d = accelerator.device\n"
         )),
