@@ -52,7 +52,9 @@ def merge(
     as_safetensors: bool = True,
     removes_shards: bool = False,
 ) -> MergedWeights:
-    """Write the weights of one model of a checkpoint, or of a folder of ``torch.distributed.checkpoint`` (DCP).
+    """Write the weights of model number ``model`` of a checkpoint, or of a folder of DCP, which holds one model.
+
+    DCP is `torch.distributed.checkpoint`.
 
     The files are ``model.safetensors`` or shards of it, else the one file ``pytorch_model.bin`` of torch.save. With
     ``removes_shards`` the files of DCP are removed afterwards. Raises `CheckpointError`, and then removes nothing.
@@ -60,6 +62,8 @@ def merge(
     is_dcp = is_dcp_folder(url)
     if removes_shards and not is_dcp:
         raise CheckpointError(f"{os.fspath(url)}: there are no shards of torch.distributed.checkpoint to remove")
+    if is_dcp and model:
+        raise CheckpointError(f"{os.fspath(url)} holds one model: leave out the number of the model, {model}")
     if is_dcp:
         stored = open_dcp_weights(url)
         weights, left_out = stored.tensors(), stored.left_out

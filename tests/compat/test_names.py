@@ -334,7 +334,7 @@ def test_samples_are_repeated_if_an_argument_asks_for_it() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_little_functions_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_functions_do_what_they_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     utils = importlib.import_module("accelerate.utils")
     assert utils.str_to_bool("Yes") == 1
     assert utils.str_to_bool("off", to_bool=True) is False
@@ -360,6 +360,9 @@ def test_little_functions_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> N
     assert not utils.is_npu_available()
     assert utils.is_tensorboard_available() in (True, False)
     assert not utils.is_wandb_available() or importlib.util.find_spec("wandb")
+    (tmp_path / "aim").mkdir()  # a folder of results is no package
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not utils.is_aim_available()
     assert utils.is_port_in_use(1) is False
     model = nn.Linear(1, 1)
     assert utils.extract_model_from_parallel(model, False, False).weight is model.weight

@@ -203,6 +203,26 @@ def test_an_own_accelerator_gets_the_options(call: str, expected: str):
     assert expected.replace("=C", '=Path(__file__).with_name("train.yaml")') in script
 
 
+@pytest.mark.parametrize(
+    "made_by",
+    [
+        "optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "weights = [p for p in model.parameters() if p.requires_grad]\noptimizer = torch.optim.SGD(weights, lr=0.1)",
+        "model, optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)",
+    ],
+)
+def test_the_model_of_an_optimizer_is_found(made_by: str):
+    model = "import torch\nfrom torch import nn\nmodel = nn.Linear(4, 1)"
+    cell = "%%accelerate --cpus 2\nmodel(torch.ones(8, 4)).sum().backward()\noptimizer.step()\noptimizer.zero_grad()"
+    assert PREPARE in made(model, made_by, cell).script
+
+
+def test_an_optimizer_without_a_model_is_refused():
+    with pytest.raises(ConfigError, match="cannot detect what it trains"):
+        made("import torch\nw = torch.ones(2, requires_grad=True)\noptimizer = torch.optim.SGD([w], lr=0.1)",
+             "%%accelerate --cpus 2\nw.sum().backward()\noptimizer.step()\noptimizer.zero_grad()")  # fmt: skip
+
+
 def test_a_class_that_trains_is_refused():
     trainer = "class Trainer:\n    def fit(self):\n        model(data[0]).sum().backward()\n        optimizer.step()"
     with pytest.raises(ConfigError, match="class Trainer trains"):

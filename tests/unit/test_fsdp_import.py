@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
     FullStateDictConfig,
     MixedPrecision,
     MixedPrecisionPolicy,
+    OffloadPolicy,
     ShardingStrategy,
 )
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
@@ -89,6 +90,8 @@ def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
         ({"cpu_offload": CPUOffload(offload_params=True)}, {"fsdp.cpu_offload": True}),
         ({"cpu_offload": CPUOffload(offload_params=False)}, {"fsdp.cpu_offload": False}),
         ({"cpu_offload": CPUOffloadPolicy()}, {"fsdp.cpu_offload": True}),
+        ({"cpu_offload": OffloadPolicy()}, {"fsdp.cpu_offload": False}),
+        ({"cpu_offload": "true"}, {"fsdp.cpu_offload": "true"}),
         ({"backward_prefetch": BackwardPrefetch.BACKWARD_POST, "use_orig_params": False, "fsdp_version": 2}, {}),
         ({"ignored_modules": "head", "mixed_precision_policy": "fp32"}, {"precision": "no"}),
         ({"mixed_precision_policy": "bf16"}, {"precision": "bf16", "fsdp.reduce_dtype": "compute"}),

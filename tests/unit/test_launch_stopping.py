@@ -53,6 +53,13 @@ def test_a_job_that_saves_is_asked_then_interrupted_then_ended(is_pressed: bool)
     assert job.after(1) == both(signal.SIGKILL)
 
 
+def test_an_interrupt_that_arrives_while_the_count_is_read_is_not_lost():
+    job, counts = Job(), iter([0, 1, 1, 1])
+    job.stopper.update(lambda: next(counts))
+    job.stopper.update(lambda: next(counts))
+    assert job.stopper.reason == "interrupted"
+
+
 def test_each_further_interrupt_takes_the_next_step_at_once():
     job = Job(promises=True)
     assert [job.after(0, press=True) for _ in range(3)] == [

@@ -1,7 +1,7 @@
 """Predicates ``is_..._available`` about this machine and its packages, created by name on access.
 
-A predicate about a package finds it without importing it. One about hardware that accel_nb does not support is False
-on every machine.
+A predicate about a package looks for it; of a submodule the parent is imported. One about hardware that accel_nb does
+not support is False on every machine.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
         "cuda": lambda: device_type("cuda").is_available(),
         "fp16": lambda: True,
         "weights_only": lambda: True,
-        "fp8": lambda: importlib.util.find_spec("torchao") is not None,
+        "fp8": lambda: _is_installed("torchao"),
         "mps": torch.backends.mps.is_available,
         "rocm": lambda: Cuda().is_rocm and Cuda().is_available(),
     }
@@ -84,12 +84,12 @@ def torchao_required(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_package_available(pkg_name: str, metadata_name: str | None = None) -> bool:
-    """Return whether a package is installed: found by import, with a distribution of this name."""
+    """Return whether a package can be imported and has a distribution of this name."""
     try:
         importlib.metadata.distribution(metadata_name or pkg_name)
     except importlib.metadata.PackageNotFoundError:
         return False
-    return importlib.util.find_spec(pkg_name) is not None
+    return _is_installed(pkg_name)
 
 
 def is_habana_gaudi1() -> bool:
@@ -110,7 +110,12 @@ def _is_available(what: str, *args: object, **kwargs: object) -> bool:
         return False
     if what in _HERE:
         return _HERE[what]()
+    return _is_installed(_PACKAGES.get(what, what))
+
+
+def _is_installed(package: str) -> bool:
     try:
-        return importlib.util.find_spec(_PACKAGES.get(what, what)) is not None
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):  # its parent package is missing, or it is in sys.modules without a spec
         return False
+    return spec is not None and spec.origin is not None  # a folder of results may have the name of a package

@@ -1,18 +1,22 @@
 """Static analysis of what cells train: which names refer to models, optimizers, schedulers and loaders.
 
-An optimizer is a name whose ``step`` is called, its model the name whose ``parameters()`` it was constructed with, and
-a loader the iterable of a loop with a backward pass. Parameters of functions are resolved to the arguments of calls.
+An optimizer is a name whose ``step`` is called, its model the name whose ``parameters()`` it was constructed with, also
+by way of a list or generator with a name, and a loader the iterable of a loop with a backward pass. Parameters of
+functions are resolved to the arguments of calls.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_CONTAINERS = frozenset({"list", "tuple", "set", "filter", "sorted", "chain", "parameters", "named_parameters"})
+"""Functions and methods that return parameters of models, and no optimizer."""
 _ITERATOR_WRAPPERS = frozenset({"enumerate", "zip", "iter", "reversed", "tqdm", "trange"})
 
 
@@ -42,6 +46,7 @@ class TrainingAnalysis:
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
         self._models: dict[str, list[str]] = {}
+        self._containers: dict[str, list[str]] = {}
         self._functions: dict[str, Function] = {}
         self.bound: set[str] = set()
         for tree in trees:
@@ -151,21 +156,23 @@ class TrainingAnalysis:
                 waiting += item.args
 
     def _record_models(self, nodes: Iterable[ast.AST]) -> None:
-        """Record which models' parameters each assigned name was constructed from."""
+        """Record which models' parameters each assigned name was constructed from, or contains."""
         for node in nodes:
-            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-                continue
-            models = [
-                part.func.value.id
-                for part in ast.walk(node.value)
-                if isinstance(part, ast.Call)
-                and isinstance(part.func, ast.Attribute)
-                and part.func.attr in ("parameters", "named_parameters")
-                and isinstance(part.func.value, ast.Name)
-            ]
-            for target in node.targets:
-                if isinstance(target, ast.Name) and models:
-                    self._models[target.id] = models
+            for target, value in _assignments(node):
+                models = list(dict.fromkeys(self._models_in(value)))
+                if not models:
+                    continue
+                is_container = not isinstance(value, ast.Call) or _last_name(value.func) in _CONTAINERS
+                (self._containers if is_container else self._models)[target] = models
+
+    def _models_in(self, value: ast.expr) -> Iterator[str]:
+        """Yield the names of the models whose parameters an expression contains, itself or in names that it uses."""
+        for part in ast.walk(value):
+            if isinstance(part, ast.Name):
+                yield from self._containers.get(part.id, ())
+            for method in ("parameters", "named_parameters"):
+                if (model := _receiver_of_call(part, method)) is not None:
+                    yield model
 
 
 def is_backward(node: ast.AST) -> bool:
@@ -199,9 +206,23 @@ def _parameter_names(function: Function) -> list[str]:
 
 def _arguments(call: ast.Call, function: Function) -> Mapping[str, str]:
     """Return the name that a call passes for each parameter, for arguments that are plain names."""
-    given = dict(zip(_parameter_names(function), call.args, strict=False))
+    positional = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
+    plain = itertools.takewhile(lambda value: not isinstance(value, ast.Starred), call.args)
+    given = dict(zip(positional, plain, strict=False))
     given |= {item.arg: item.value for item in call.keywords if item.arg is not None}
     return {name: value.id for name, value in given.items() if isinstance(value, ast.Name)}
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that a statement assigns, each with its value; of tuples item by item."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    for target in targets:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            pairs = list(zip(target.elts, value.elts, strict=True))
+        else:
+            pairs = [(target, value)] if value is not None else []
+        yield from ((own.id, item) for own, item in pairs if isinstance(own, ast.Name))
 
 
 def _called_function(node: ast.AST) -> str | None:

@@ -281,7 +281,7 @@ def _rewrite_cell(
             raise ConfigError(f"{where} trains in the notebook itself; add {MAGIC} as its first line, or remove it")
         roles = training.roles_in_cell(cell.tree)
         in_functions = {role for name in training.functions for role in training.names_to_prepare(name).own.values()}
-        if Role.OPTIMIZER not in {*roles.values(), *in_functions}:
+        if not {Role.MODEL, Role.OPTIMIZER} <= {*roles.values(), *in_functions}:
             raise ConfigError(
                 f"{where}: cannot detect what it trains; bind model, optimizer and loader to names, step the optimizer "
                 "by its name, or use accelerator.prepare and accelerator.backward in the cell"
