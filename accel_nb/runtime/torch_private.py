@@ -371,9 +371,9 @@ PRIVATE_USES = (
         ("ProcessGroup._get_sequence_number_for_group",),
     ),
     PrivateUse(
-        "torchscript.builtins",
+        "torchscript",
         ("accelerator/plain_cells/replacements/torchscript.py",),
-        ("torch.jit._builtins._get_builtin_table",),
+        ("torch.jit._builtins._get_builtin_table", "torch.jit.script._frames_up"),
     ),
     PrivateUse(
         "compile",

@@ -592,6 +592,13 @@ def _groups_of(state: Any) -> Sequence[Any]:
 def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
     """Return the methods of a sharded module that differ from those of its plain class."""
 
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        """Refuse objects of a class that code derives from this one, as libraries of functional models do."""
+        raise MisuseError(
+            f"{cls.__name__} is derived from the class of a sharded {plain.__name__}: its objects would "
+            "compute with shards of the weights. Train with `--strategy ddp`, which leaves weights whole"
+        )
+
     def named_parameters(self: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the sharded parameters, also after an evaluation that has left some gathered."""
         _reshard_idle(self)
@@ -618,6 +625,7 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
         return plain.load_state_dict(self, divided_state(self, state_dict), strict)
 
     return {
+        "__new__": __new__,
         "__reduce_ex__": _reduce,
         "_accel_nb_reduce": _reduce_in_place,
         "__deepcopy__": _deepcopy,

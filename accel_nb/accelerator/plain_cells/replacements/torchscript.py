@@ -66,10 +66,11 @@ def _compile_plain_model(original: Callable[..., Any], position: int) -> Callabl
 
 def _refuse_sharded(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def script(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], nn.Module):
-            _require_whole(original, args[0])
-        return original(*args, **kwargs)
+    def script(obj: Any, *args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
+        if isinstance(obj, nn.Module):
+            _require_whole(original, obj)
+        # TorchScript looks up the names that a class uses in the frame of the caller, which this frame is below.
+        return original(obj, *args, _frames_up=_frames_up + 1, **kwargs)
 
     return script
 
