@@ -336,7 +336,9 @@ class PrivateFiles(PathView):
                 return original(path, *args, **kwargs)
             full = absolute(path)
             if full in self._folders and not exists_as_folder(full):
-                return None if sets else original("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
+                return (
+                    None if sets else original("/proc/self/fd", *args, **kwargs)
+                )  # any existing folder: this rank's exists in memory only
             found = self._find(path)
             result = (original_stat if reads_link and found is not path else original)(found, *args, **kwargs)
             if self._is_ahead(full):  # rank 0 has created it just now

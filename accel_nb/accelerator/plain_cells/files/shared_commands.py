@@ -195,7 +195,8 @@ def _unpack(message: dict[str, Any], command: Any) -> Any:
     if kind == "result":
         return _unpack_result(value, command)
     if kind == "other":
-        raise _unpack_error(*value, command)
+        text, module, name, args = value
+        raise _unpack_error(text, module, name, args, command)
     first, *rest = (_unpack_result(item, command) for item in value)
     if kind == "os":
         raise OSError(first, *rest)
