@@ -39,8 +39,8 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
     absolute,
     argument,
     call_with,
-    is_database,
     is_path,
+    may_copy_database,
 )
 from accel_nb.accelerator.plain_cells.files.library_files import SAFETENSORS, FileFunction, imported_functions
 from accel_nb.accelerator.plain_cells.files.path_view import (
@@ -231,7 +231,7 @@ class PrivateFiles(PathView):
 
         @functools.wraps(original)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_database(database) or kwargs.get("uri") or not self._redirects(database):
+            if not may_copy_database(database) or kwargs.get("uri") or not self._redirects(database):
                 return original(database, *args, **kwargs)
             return original(self._prepare_database(database), *args, **kwargs)
 
@@ -336,9 +336,8 @@ class PrivateFiles(PathView):
                 return original(path, *args, **kwargs)
             full = absolute(path)
             if full in self._folders and not exists_as_folder(full):
-                return (
-                    None if sets else original("/proc/self/fd", *args, **kwargs)
-                )  # any existing folder: this rank's exists in memory only
+                # Of any existing folder: this rank's exists in memory only.
+                return None if sets else original("/proc/self/fd", *args, **kwargs)
             found = self._find(path)
             result = (original_stat if reads_link and found is not path else original)(found, *args, **kwargs)
             if self._is_ahead(full):  # rank 0 has created it just now
