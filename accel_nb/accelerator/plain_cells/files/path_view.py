@@ -34,8 +34,8 @@ class PathView(CellFiles):
         self._files: dict[str, io.FileIO] = {}
         self._folders: set[str] = set()
         self._removed: set[str] = set()
-        # The folders on disk that this rank has renamed, by the new path: the paths where they may be, one of which may be
-        # a descriptor of rank 0, and the identity by which they are found there.
+        # The folders on disk that this rank has renamed, by the new path: the paths where they may be, also by a
+        # descriptor of rank 0, and the identity by which they are found there.
         self._renamed: dict[str, tuple[list[str], tuple[int, int]]] = {}
         # Versions that were deleted, since there were too many: rank 0 has such a file, or creates it soon.
         self._dropped: set[str] = set()
