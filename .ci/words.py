@@ -26,7 +26,7 @@ ACTIONS = (
     "Divides", "Finds", "Gathers", "Implements", "Makes", "Moves", "Opens", "Parses", "Prepares", "Provides", "Reads",
     "Replaces", "Returns", "Rewrites", "Selects", "Sends", "Turns", "Wraps", "Writes",
 )  # fmt: skip
-MODULE_START = re.compile(rf"(?:{'|'.join(ACTIONS)})\b")
+MODULE_START = re.compile(rf"(?:{'|'.join(ACTIONS)})\b|[A-Z][a-z]+s(?= (?:the|a|an|each|every|its|these|this)\b)")
 PERSON = re.compile(r"\b(?:whoever|nobody|somebody)\b", re.IGNORECASE)
 # Words with a standard term, in Python's docstrings, comments and messages.
 TERMS = {

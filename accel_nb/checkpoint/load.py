@@ -123,8 +123,8 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> StoredCh
     """Open the newest valid checkpoint at ``url``; every rank must call, and all open the same one.
 
     Sizes and checksums are compared first, divided among the ranks. In a folder of checkpoints damaged ones are
-    skipped; for the URL of a single one there is no alternative. If rank 0 finds none, it raises the error of its search,
-    such as `NoCheckpoint`, and the others `CorruptCheckpoint` with its text; without a valid one all raise the latter.
+    skipped; for the URL of a single one there is no alternative. If rank 0 finds none, it raises the error of its
+    search, such as `NoCheckpoint`, and the others `CorruptCheckpoint` with its text. If none is valid, all raise that.
     """
     found, problem = None, None
     try:

@@ -21,7 +21,7 @@ def map_files(store: Store, name: str, manifest: Manifest) -> dict[str, memoryvi
 def verify_files(
     files: dict[str, memoryview], manifest: Manifest, url: str, *, share: tuple[int, int] = (0, 1)
 ) -> None:
-    """Compare the checksums of all chunks, or of this rank's share ``(rank, world size)`` of them.
+    """Compare the checksums of all chunks, or of this rank's share ``(rank, world size)``, with those of the manifest.
 
     Raises `CorruptCheckpoint` that names the first bad file and byte range.
     """

@@ -611,6 +611,8 @@ PRIVATE_USES = (
             "torch.distributed.distributed_c10d._get_default_store",
             "torch.distributed.distributed_c10d._new_process_group_helper",
             "torch.distributed.distributed_c10d._set_pg_timeout",
+            "ProcessGroup._get_backend",
+            "Backend.Options._timeout",
         ),
         branches="where torch has no _dump_fr_trace_json, or records no collectives of gloo (up to 2.10), the last "
         "collective is not reported",

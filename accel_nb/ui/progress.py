@@ -4,43 +4,58 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from accel_nb.ui.messages import ProgressFacts
 
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """Whether a cell's outermost loop counts epochs or steps, and how many, as found in its code."""
+    """Unit and number of the iterations of a cell's outermost loop, from its code."""
 
-    counts: str
-    """``epochs`` or ``steps``."""
+    counts: Literal["epochs", "steps"]
     total: int
+
+
+class _Loop(NamedTuple):
+    """A loop over a loader: the step and the number of the loader's earlier epochs at its begin, and its length."""
+
+    loader: int
+    step: int
+    epoch: int
+    num_steps: int
 
 
 class Progress:
     """Counts the epochs of a run: the repeated loops over the loader that it trains on.
 
-    A loop over another loader may be an evaluation within an epoch, so it ends none, unless more steps were done than
-    the epoch has: then that other loader is trained on since its loop began.
+    A loop over another loader does not end the epoch, since it may be an evaluation. If more steps follow than an epoch
+    has, the run has trained on the other loader since that loop began.
     """
 
     def __init__(self, plan: LoopPlan | None = None) -> None:
         self._plan = plan
         self._loader: int | None = None
-        self._epoch = self._num_untrained = self._num_earlier = 0
+        self._epoch = 0
+        self._num_untrained = 0
+        """How many of the loader's epochs were loops without a step, or evaluations before the run trained on it."""
+        self._num_earlier = 0
+        """The number of epochs on the loaders that the run has trained on before."""
         self._began_at: int | None = None
+        """The step at which the epoch began."""
         self._length: float = 0
-        """The number of steps of the last complete epoch; before there is one, of the number that is expected."""
+        """The number of steps of the last complete epoch, or the expected number before there is one."""
         self._is_measured = False
-        self._other: tuple[int, int, int, int] | None = None
+        self._other: _Loop | None = None
+        """The last loop over another loader since the epoch began."""
         self._start: tuple[int, int] | None = None
         """The numbers of epochs and of steps at the first loop, which are those of a checkpoint if the run resumes."""
 
     def begin_epoch(self, loader: int, step: int, epoch: int, num_steps: int, num_losses: int = 1) -> None:
         """Record that a loop over a loader begins after ``step``.
 
-        ``epoch`` is the number of its earlier epochs, ``num_steps`` the number that the loop is expected to have for
-        each of ``num_losses`` optimizers.
+        ``epoch`` is the number of its earlier epochs. ``num_steps`` is the expected number of steps for each of the
+        ``num_losses`` losses, which have an optimizer each.
         """
         if self._start is None:
             self._start = epoch, step
@@ -56,9 +71,10 @@ class Progress:
         elif self._other is not None and num_done > self._expected_length(num_losses):
             self._num_earlier = self._num_done + 1
             self._train_on(*self._other)
+            self._num_untrained = self._epoch  # these loops were evaluations
             self.begin_epoch(loader, step, epoch, num_steps, num_losses)
         else:
-            self._other = loader, step, epoch, num_steps
+            self._other = _Loop(loader, step, epoch, num_steps)
 
     def _train_on(self, loader: int, step: int, epoch: int, num_steps: int) -> None:
         self._loader, self._began_at, self._epoch = loader, step, epoch

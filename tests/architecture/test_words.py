@@ -32,6 +32,17 @@ def test_the_first_word_of_a_docstring(words, first):
     assert python_lines(words, f'\nclass A:\n    def f(self):\n        """{first} a record."""\n')[0] == 3
 
 
+@pytest.mark.parametrize("text", ["Sends records.", "Marks the reads of a rank.", "Cuts a batch into rows."])
+def test_a_module_does_not_begin_with_an_action(words, text):
+    assert python_lines(words, f'"""{text}"""\n') == [1]
+    assert python_lines(words, f'class A:\n    """{text}"""\n') == []
+
+
+@pytest.mark.parametrize("text", ["Marks of a pipe.", "Files, each with a name.", "Results of a run."])
+def test_a_module_may_begin_with_a_plural(words, text):
+    assert python_lines(words, f'"""{text}"""\n') == []
+
+
 @pytest.mark.parametrize("text", ["Return a record.", "Letters of a name.", "Taken: a record.", "Return it."])
 def test_other_docstrings(words, text):
     assert python_lines(words, f'def f():\n    """{text}"""\n') == []

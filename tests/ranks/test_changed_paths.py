@@ -241,3 +241,52 @@ def test_operations_fail_on_every_rank_as_in_one_process(tmp_path: Path, first: 
     for found in both:
         assert found == expected
     assert sorted(os.listdir(tmp_path / "both")) == sorted(os.listdir(alone))
+
+
+def renames_folders(folder: Path) -> list[object]:
+    """Return what is found in folders that were there before the cell, and are renamed."""
+    data, backup, other = folder / "data", folder / "backup", folder / "other"
+    (data / "gone").unlink()
+    (data / "new").write_text("new")
+    data.rename(backup)
+    found: list[object] = [data.exists(), (backup / "a").read_text(), (backup / "new").read_text()]
+    found += [sorted(os.listdir(backup)), sorted(path.name for path in backup.glob("*/*")), (backup / "gone").exists()]
+    (backup / "deep").rename(folder / "deep")
+    found += [(folder / "deep" / "b").read_text(), (backup / "deep").exists(), outcome(os.mkdir, backup)]
+    data.mkdir()
+    (data / "a").write_text("of the new folder")
+    backup.rename(other)
+    found += [(data / "a").read_text(), (other / "a").read_text(), backup.exists(), outcome(os.rmdir, other)]
+    found += [other.exists(), sorted(os.listdir(folder))]
+    return found
+
+
+def renames_on_ranks(world: World, folder: Path, first: int) -> list[object]:
+    """Rename in a cell, first on one rank and then on the other."""
+    marks = folder.parent / "marks"
+    with plain_cells(world):
+        if world.rank != first:
+            assert wait_for((marks / "ended").exists, 30)
+        found = renames_folders(folder)
+        if world.rank == first:
+            os.close(os.open(marks / "ended", os.O_CREAT))
+        dist.barrier()
+        found.append((folder / "deep" / "b").read_text())
+    dist.barrier()
+    return found
+
+
+def make_data(folder: Path) -> Path:
+    (folder / "data" / "deep").mkdir(parents=True)
+    for name in ("a", "gone", "deep/b"):
+        (folder / "data" / name).write_text(name)
+    return folder
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_folders_are_renamed_on_every_rank_as_in_one_process(tmp_path: Path, first: int) -> None:
+    alone = make_data(tmp_path / "alone")
+    expected = [*renames_folders(alone), "deep/b"]
+    (tmp_path / "marks").mkdir()
+    for found in run_ranks(renames_on_ranks, 2, make_data(tmp_path / "both"), first):
+        assert found == expected

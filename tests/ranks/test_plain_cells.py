@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import types
@@ -560,3 +561,28 @@ def test_a_prepared_model_is_scripted_traced_and_exported_as_the_plain_one(preci
         assert found == {
             "True": [True] * 3, "False": [True] * 3, "equal": [True] * 3, "put back": True, "parameters": True,
         }  # fmt: skip
+
+
+def errors_of_commands(world: World) -> list[str]:
+    """Return the errors of commands that rank 0 runs for all."""
+    program = "import os, sys; os.write(1, bytes([255])); sys.exit(int(sys.argv[1]))"
+    found: list[str] = []
+    with plain_cells(world):
+        for status, options in ((0, {"text": True, "encoding": "utf8"}), (3, {}), (0, {"stdout": 1, "nothing": 1})):
+            try:
+                subprocess.run(
+                    [sys.executable, "-c", program, str(status)], **{"capture_output": True, **options}, check=True
+                )
+            except Exception as error:
+                found.append(f"{type(error).__module__}.{type(error).__name__}: {error}")
+    return found
+
+
+def test_the_error_of_a_command_is_the_same_on_every_rank() -> None:
+    first, second = run_ranks(errors_of_commands, 2)
+    assert first == second
+    assert [text.partition(":")[0] for text in first] == [
+        "builtins.UnicodeDecodeError",
+        "subprocess.CalledProcessError",
+        "builtins.ValueError",
+    ]

@@ -258,3 +258,10 @@ fitting.report = lambda loss: losses.append(loss)
     names = analyze_cell(ast.parse("fitting.model(1)"), namespace)
     assert {"fitting", "Fitting", "Line", "losses", "outputs"} <= set(names.needed)
     assert "outputs" in names.optional
+
+
+def test_a_computed_text_may_be_any_name_of_the_user():
+    ours = {"a": 1, "_b": 2, "__c": 3, "_10x": 4}
+    of_shell = dict.fromkeys(("_", "__", "___", "_1", "_i", "_iii", "_i12", "_oh", "_dh", "_exit_code", "__doc__"), 0)
+    found = analyze_cell(ast.parse("eval(text)"), {**ours, **of_shell, "text": "a"})
+    assert set(found.needed) == {*ours, "text"}

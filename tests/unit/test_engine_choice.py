@@ -29,6 +29,7 @@ from accel_nb.pool.engine import (
     ranks_of_node,
 )
 from accel_nb.pool.messages import Reply, TaskRequest, WorkerReady
+from accel_nb.pool.nodes import agent_engine
 from accel_nb.pool.nodes.host import own_versions
 from accel_nb.pool.nodes.ray_engine import check_versions, start_ray_engine
 from accel_nb.pool.payload import NO_PAYLOADS, MemoryPayloads, Payloads
@@ -250,3 +251,9 @@ def test_a_notebook_cannot_allow_a_cluster_without_a_token() -> None:
     with pytest.raises(ConfigError, match="a notebook may come from someone else"):
         resolve([Layer("notebook", values, "this notebook's settings")])
     assert resolve([Layer("flags", values, "%%accelerate")]).config.engine.insecure
+
+
+def test_a_command_that_does_not_end_is_a_config_error(monkeypatch):
+    monkeypatch.setattr(agent_engine, "START_TIMEOUT_S", 0.01)
+    with pytest.raises(ConfigError, match=r"`cat /dev/zero` did not end within 0.01 s; run it in a terminal"):
+        agent_engine.run_command(["cat", "/dev/zero"])

@@ -27,7 +27,9 @@ def test_steps_are_read_from_a_loop_without_another():
     assert plan("n = 300\nfor step in range(n):\n    loss.backward()\n    optimizer.step()") == LoopPlan("steps", 300)
 
 
-@pytest.mark.parametrize("code", ["for x in loader: x.backward()", EPOCHS.format("range(n())"), "x = 1"])
+@pytest.mark.parametrize(
+    "code", ["for x in loader: x.backward()", EPOCHS.format("range(n())"), EPOCHS.format(f"range({10**30})"), "x = 1"]
+)
 def test_what_cannot_be_read_is_not_guessed(code: str):
     assert plan(code) is None
     assert plan(EPOCHS.format("range(3)") + "\n" + EPOCHS.format("range(3)")) is None
@@ -111,6 +113,20 @@ def test_loaders_that_are_trained_on_one_after_the_other_are_counted_together():
             made.begin(2, loader=2 * fold + 1, epoch=epoch)
     assert made.state.progress["epoch"] == 6
     assert made.state.progress["fraction"] == pytest.approx(1.0)
+
+
+def test_loops_that_evaluate_on_a_loader_are_no_epochs_of_a_later_training_on_it():
+    made = Run(LoopPlan("epochs", 6))
+    for epoch in range(3):
+        made.begin(10, loader=0, epoch=epoch)
+        made.steps(10)
+        made.begin(10, loader=1, epoch=epoch)
+    for epoch in range(2):
+        made.begin(10, loader=1, epoch=3 + epoch)
+        made.steps(10)
+        assert made.state.progress["epoch"] == (4 if epoch else 3) + epoch
+    made.begin(10, loader=1, epoch=5)
+    assert made.state.progress["fraction"] == pytest.approx(5 / 6)
 
 
 def test_a_resumed_run_begins_with_the_epochs_of_its_checkpoint():

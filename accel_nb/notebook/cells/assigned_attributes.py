@@ -24,13 +24,16 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
     a decorator such as ``@add_to_class(Model)`` and other calls may set attributes of their arguments, and so may a
     decorator such as fastcore's ``@patch`` of the class in the annotation of its function. Methods that change a list,
     dictionary or set, as in ``config.options.update(lr=0.1)``, set the attribute. Any method of an attribute may change
-    the object that it is, as in ``config.counter.add(1)``.
+    the attribute's object, as in ``config.counter.add(1)``.
     """
     return find_in_nodes(ast.walk(tree))
 
 
 def find_in_nodes(nodes: Iterable[ast.AST], names: Collection[str] = (), owner: str = "") -> set[AssignedAttribute]:
-    """Return the same of some nodes of code, of which the global ``names`` are attributes of ``owner``."""
+    """Return the attributes that nodes of code set, as `find_assigned_attributes` does.
+
+    The global ``names`` in the code are attributes of ``owner``, the name of its module.
+    """
     attributes = _Attributes(names, owner)
     found: set[AssignedAttribute] = set()
     for node in nodes:
@@ -55,7 +58,7 @@ def find_in_nodes(nodes: Iterable[ast.AST], names: Collection[str] = (), owner: 
 
 
 class _Attributes:
-    """Expressions that are attributes, as text."""
+    """The dotted names of the attributes in expressions."""
 
     def __init__(self, names: Collection[str], owner: str) -> None:
         self._names = names
@@ -93,7 +96,7 @@ class _Attributes:
 
 
 def _changes_in_place(method: str) -> bool:
-    """Return whether a method changes its object: one of containers, or of tensors, whose names end so."""
+    """Return whether a method changes its object: one of mutable containers only, or a tensor's such as `add_`."""
     return method in _CHANGING_METHODS or (method.endswith("_") and not method.startswith("_"))
 
 

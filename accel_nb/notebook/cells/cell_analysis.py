@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from accel_nb.notebook.cells.dynamic_names import (
     names_looked_up,
 )
 from accel_nb.notebook.cells.reachable_values import notebook_classes, reachable_values
+from accel_nb.notebook.cells.user_names import is_reserved
 from accel_nb.pool.sync.objects.object_kinds import attributes_of
 from accel_nb.pool.sync.reductions.custom_operators import called_operators
 from accel_nb.runtime.code_objects import nested_codes
@@ -42,6 +44,10 @@ _RANK_NAMES = frozenset({"accelerator", "get_rank", "get_node_local_rank", *_RAN
 
 _DATASET_ATTRIBUTES = ("transform", "target_transform", "transforms", "loader", "dataset")
 """Attributes in which datasets of common libraries store functions, which may be defined in the notebook."""
+
+
+_NAMES_OF_IPYTHON = re.compile(r"_+|_\d+|_i+|_i\d+|_[dio]h|_exit_code|_accel_nb_.*")
+"""Names that IPython binds to inputs, outputs, folders and the status of commands, and those of this package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
         collector.loaded |= dict.fromkeys(operators)
         needed = _resolve_names(collector.loaded, namespace, is_wide=True)
     if needed.looks_up_names or looks_up_names(tree):
-        needed = _resolve_names([*collector.loaded, *_public_names(namespace)], namespace, is_wide=True)
+        needed = _resolve_names([*collector.loaded, *_names_of_user(namespace)], namespace, is_wide=True)
         needed = replace(needed, has_more=True)
     surely_needed = needed
     if collector.optional or needed.has_more:
@@ -432,9 +438,9 @@ class _ResolvedNames:
     looks_up_names: bool
 
 
-def _public_names(namespace: Mapping[str, Any]) -> Iterable[str]:
-    """Return the names that code may look up by a computed text: no private ones, which IPython binds for outputs."""
-    return [name for name in list(namespace) if not name.startswith("_")]
+def _names_of_user(namespace: Mapping[str, Any]) -> Iterable[str]:
+    """Return the names that code may look up by a computed text: not those that IPython binds to inputs and outputs."""
+    return [name for name in list(namespace) if not (is_reserved(name) or _NAMES_OF_IPYTHON.fullmatch(name))]
 
 
 def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wide: bool = False) -> _ResolvedNames:

@@ -114,6 +114,9 @@ def _names_main_module(node: ast.AST) -> bool:
 
 
 def _own_instructions(code: types.CodeType) -> list[dis.Instruction]:
+    """Return the instructions of code without those of calls; none if it uses no function that looks up names."""
+    if _TEXT_CALLS.isdisjoint(code.co_names) and "globals" not in code.co_names:
+        return []
     return [instruction for instruction in dis.get_instructions(code) if instruction.opname not in _CALLS]
 
 

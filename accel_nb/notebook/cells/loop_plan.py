@@ -50,7 +50,10 @@ def _range_length(iterable: ast.expr, scope: Mapping[str, int]) -> int | None:
     known = [bound for bound in bounds if bound is not None]
     if len(known) < len(bounds) or (len(known) == 3 and known[2] == 0):
         return None
-    length = len(range(*known))
+    try:
+        length = len(range(*known))
+    except OverflowError:
+        return None
     return length if 0 < length <= _MAX_TOTAL else None
 
 

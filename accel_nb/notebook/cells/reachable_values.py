@@ -33,9 +33,9 @@ _FUNCTIONS = (
 def reachable_values(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[Any]:
     """Yield values and what they refer to, each once: items, attributes, closures, submodules, and hooks.
 
-    Of objects of libraries only the parts and hooks of modules are followed, attributes that hold functions, data
-    sets or samplers, and those that hold functions of the notebook or objects of its classes, directly or in a
-    container. Values whose ids are in ``seen`` are left out, and new ones are added.
+    Of a library's object these are followed: the parts and hooks of a module, and the attributes that hold functions,
+    datasets, samplers, functions of the notebook or objects of its classes, directly or in a container. Values whose
+    ids are in ``seen`` are left out, and new ones are added.
     """
     seen = set() if seen is None else seen
     waiting = list(values)

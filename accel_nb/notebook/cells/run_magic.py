@@ -1,4 +1,4 @@
-"""Scripts that a cell runs by ``%run``: their text replaces the magic, so that they are trained on like the cell."""
+"""Scripts that a cell runs by ``%run``: their text replaces the magic, so that they run as a part of the cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FLAGS = frozenset({"-i", "-e"})
-"""Options of ``%run`` under which a script does in a cell what it does by itself: names are shared, and returned."""
+"""Options of ``%run`` that change nothing for a script in a cell, which shares the notebook's names anyway."""
 
 
 @dataclass(frozen=True, slots=True)

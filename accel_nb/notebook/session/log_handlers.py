@@ -3,8 +3,8 @@
 Handlers that write to the output and to files are copied, and made again in the notebook if a cell adds them. Any other
 one is handed the records of rank 0 in the notebook (`RecordSender`).
 
-A library adds its handlers when a process imports it. Of a logger that is named after an imported module those that
-write to the output are not copied.
+A library adds its handlers when a process imports it. If a logger has the name of an imported module, its handlers that
+write to the output are therefore not copied.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def remove_handlers(targets: list[list[str]]) -> None:
 def add_handlers(handlers: list[dict[str, Any]]) -> None:
     """Add the handlers that a cell has added on the workers, without those that their loggers have here.
 
-    A further one with the target of another is added.
+    A second handler of a logger with the same target (``is_further``) is added too.
     """
     for item in handlers:
         logger = logging.getLogger(item["logger"] or None)

@@ -71,7 +71,7 @@ class NamespaceSession:
 
     @property
     def user_names(self) -> Mapping[str, Any]:
-        """The names that the user has bound in the notebook, with their values."""
+        """The names that the user has bound in the notebook, with their values, without ``accelerator``."""
         return UserNames(self.namespace, self.hidden_names)
 
     @property

@@ -167,13 +167,18 @@ def own_address_towards(address: str) -> str:
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Return the output of a command; raise ConfigError if it fails."""
+    """Return the output of a command; raise ConfigError if it fails or does not end."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
         )
     except FileNotFoundError:
         raise ConfigError(f"{command[0]} is not installed on this machine") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"`{shlex.join(command)}` did not end within {START_TIMEOUT_S:g} s; run it in a terminal to see what it "
+            "waits for, such as a password or a server that does not answer"
+        ) from None
     if done.returncode:
         raise ConfigError(f"`{shlex.join(command)}` failed: {done.stderr.strip() or done.returncode}")
     return done.stdout

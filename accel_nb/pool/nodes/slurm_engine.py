@@ -18,15 +18,18 @@ _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")
 def start_slurm_engine(request: EngineRequest) -> NodesEngine:
     """Start an agent by srun on each node: of the job that this process runs in, else of a job of its own.
 
-    Raise ConfigError, with the remedy, if that is not possible; nothing is left running then.
+    Raise ConfigError, with the remedy, if that is not possible, and PoolError if an agent does not start. Nothing is
+    left running then.
     """
     options = request.options
     variables = get_variables(*_JOB_VARIABLES)
     allocation = None if len(variables) == len(_JOB_VARIABLES) else _Allocation(options)
     try:
-        granted = (allocation.job, allocation.nodes) if allocation else map(variables.__getitem__, _JOB_VARIABLES)
-        job, listed = granted
-        names = run_command(["scontrol", "show", "hostnames", listed]).split()
+        if allocation is None:
+            job, node_list = variables["SLURM_JOB_ID"], variables["SLURM_JOB_NODELIST"]
+        else:
+            job, node_list = allocation.job, allocation.nodes
+        names = run_command(["scontrol", "show", "hostnames", node_list]).split()
         if len(names) < options.nodes:
             raise ConfigError(
                 f"--nodes {options.nodes} was requested, and Slurm's job {job} has {len(names)} ({', '.join(names)}); "

@@ -24,7 +24,7 @@ _loaded: dict[str, DeviceType] = {}
 
 
 def device_type(device: torch.device | str) -> DeviceType:
-    """Return the type of a device such as ``"cuda:1"``; unregistered types are used by torch's generic interfaces."""
+    """Return the type of a device such as ``"cuda:1"``; torch's generic interfaces are used for unregistered types."""
     name = device.partition(":")[0] if isinstance(device, str) else device.type
     return _loaded.get(name) or _load(name)
 
@@ -53,13 +53,16 @@ def available_types() -> Iterator[DeviceType]:
 
 
 def type_of_backend(backend: str) -> DeviceType:
-    """Return the type whose default is this backend of `torch.distributed`; the CPU if it is not of one type only."""
+    """Return the first available type whose default backend this is, and sends its tensors only; else the CPU.
+
+    NCCL is such a backend.
+    """
     kinds = (kind for kind in available_types() if not kind.backend_sends_host_tensors and kind.backend == backend)
     return next(kinds, device_type("cpu"))
 
 
 def loaded_types() -> Iterator[DeviceType]:
-    """Yield the types that this process has used."""
+    """Yield the types that this process has looked up."""
     return iter(tuple(_loaded.values()))
 
 

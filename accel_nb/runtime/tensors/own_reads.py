@@ -1,4 +1,4 @@
-"""Marks the reads of tensors' values that accel_nb makes while a model computes.
+"""Marking of the reads of tensors' values that accel_nb itself makes while a model computes.
 
 Code that observes what a model's code reads leaves them out.
 """

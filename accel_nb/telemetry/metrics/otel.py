@@ -1,4 +1,4 @@
-"""OpenTelemetry: sends metrics to a collector, by OTLP over HTTP."""
+"""Export of metrics to a collector of OpenTelemetry, by OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+from accel_nb.runtime.process.environment import get_variable
 from accel_nb.telemetry.metrics.samples import METRICS, Sample
 
 EXPORT_EVERY_MS = 5000
@@ -13,7 +14,10 @@ CLOSE_TIMEOUT_MS = 3000
 
 
 class OpenTelemetry:
-    """Sends metrics every few seconds, in a thread of the SDK. The SDK's environment variables ``OTEL_...`` apply."""
+    """Sends metrics every few seconds, in a thread of the SDK.
+
+    The SDK's environment variables ``OTEL_...`` apply, except for the endpoint and the interval.
+    """
 
     def __init__(self, endpoint: str) -> None:
         """Create a separate meter provider: the process's global one belongs to the user."""
@@ -24,13 +28,14 @@ class OpenTelemetry:
         reader = export.PeriodicExportingMetricReader(
             otlp.OTLPMetricExporter(endpoint=endpoint), export_interval_millis=EXPORT_EVERY_MS
         )
-        resource = resources.Resource.create({"service.name": "accel_nb"})
+        name = get_variable("OTEL_SERVICE_NAME", "accel_nb")
+        resource = resources.Resource.create({"service.name": name})
         self._endpoint = endpoint
         self._provider = sdk.MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         meter = self._provider.get_meter("accel_nb")
         make = {"counter": meter.create_counter, "gauge": meter.create_gauge, "histogram": meter.create_histogram}
         self._instruments = {
-            name: make[metric.kind](_dotted(name), unit=metric.unit, description=metric.help)
+            name: make[metric.kind](_otel_name(name), unit=metric.unit, description=metric.help)
             for name, metric in METRICS.items()
         }
 
@@ -59,5 +64,6 @@ class OpenTelemetry:
         self._provider.shutdown(timeout_millis=CLOSE_TIMEOUT_MS)
 
 
-def _dotted(name: str) -> str:
+def _otel_name(name: str) -> str:
+    """Return the name of a metric in OpenTelemetry, where the unit is no part of it."""
     return "accel_nb." + name.removeprefix("accel_nb_").removesuffix("_seconds").removesuffix("_bytes")

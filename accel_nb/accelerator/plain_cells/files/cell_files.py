@@ -91,10 +91,10 @@ def is_path(path: Any) -> bool:
     return isinstance(path, str | bytes | os.PathLike)
 
 
-def is_database(path: Any) -> bool:
-    """Return whether a database at a path is small enough to be copied, or does not exist yet.
+def may_copy_database(path: Any) -> bool:
+    """Return whether ranks may have copies of the database at a path: it is small, or does not exist yet.
 
-    False for a database in memory, and in a child process such as a DataLoader's, which reads the database itself.
+    Not of a database in memory, and not in a child process such as a DataLoader's, which reads the database itself.
     """
     if not is_path(path) or os.fsdecode(path) in ("", ":memory:") or multiprocessing.parent_process() is not None:
         return False

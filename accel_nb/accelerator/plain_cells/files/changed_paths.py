@@ -132,7 +132,7 @@ class ChangedPaths:
         self._write(path, _UNCHANGED)
 
     def find(self, path: str) -> str | None:
-        """Return the path of the file that this rank finds at a path: of the old one, or itself; None for no file."""
+        """Return the path to open for a path: that of the old file or folder, or itself; None if there was nothing."""
         self._read()
         above, descriptor = self._change_of(path)
         if above is None or descriptor == _NOT_KEPT:

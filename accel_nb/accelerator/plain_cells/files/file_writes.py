@@ -39,8 +39,8 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
     absolute,
     argument,
     call_with,
-    is_database,
     is_path,
+    may_copy_database,
 )
 from accel_nb.accelerator.plain_cells.files.library_files import SAFETENSORS, FileFunction, imported_functions
 from accel_nb.accelerator.plain_cells.files.path_view import (
@@ -231,7 +231,7 @@ class PrivateFiles(PathView):
 
         @functools.wraps(original)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_database(database) or kwargs.get("uri") or not self._redirects(database):
+            if not may_copy_database(database) or kwargs.get("uri") or not self._redirects(database):
                 return original(database, *args, **kwargs)
             return original(self._prepare_database(database), *args, **kwargs)
 
@@ -336,7 +336,8 @@ class PrivateFiles(PathView):
                 return original(path, *args, **kwargs)
             full = absolute(path)
             if full in self._folders and not exists_as_folder(full):
-                return None if sets else original("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
+                # Of any existing folder: this rank's exists in memory only.
+                return None if sets else original("/proc/self/fd", *args, **kwargs)
             found = self._find(path)
             result = (original_stat if reads_link and found is not path else original)(found, *args, **kwargs)
             if self._is_ahead(full):  # rank 0 has created it just now
@@ -414,11 +415,20 @@ class PrivateFiles(PathView):
             moved = {path: new + path[len(old) :] for path in (*self._files, *self._folders) if is_in(path, old)}
             files = {moved[path]: self._files.pop(path) for path in moved if path in self._files}
             folders = {moved[path] for path in moved if path in self._folders}
+            removed = {new + path[len(old) :] for path in self._removed if is_in(path, old) and path != old}
+            if new != old:
+                for path in self._renamed_in(new):  # it is replaced
+                    del self._renamed[path]
+            self._rename_folders(old, new)
+            is_on_disk = new in self._renamed
+            kept = {path: self._renamed.pop(path) for path in self._renamed_in(new)}
             self._hide(old)
             if moved:
                 self._hide(new)
-            else:  # rank 0 has renamed it already
+            if is_on_disk or not moved:  # else rank 0 has renamed it already
                 self._removed.discard(new)
+            self._removed |= removed
+            self._renamed |= kept
             self._files |= files
             self._add_folders(folders)
             if self.changed is not None:
@@ -445,7 +455,11 @@ class PrivateFiles(PathView):
 
         @functools.wraps(original)
         def chdir(path: Any) -> None:
-            if isinstance(path, str | os.PathLike) and (full := absolute(path)) in self._folders:
+            if not isinstance(path, str | os.PathLike):
+                original(path)
+                return
+            full = absolute(path)
+            if full in self._folders or self._place(full) is not None:
                 deadline = time.monotonic() + _MAX_WAIT_S
                 while not exists(full) and time.monotonic() < deadline:
                     time.sleep(_POLL_S)

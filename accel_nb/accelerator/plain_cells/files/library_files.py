@@ -20,7 +20,9 @@ class FileFunction:
     name: str
     use: Literal["open", "read", "write", "write by name"]
     position: int
+    """The position of the path among the arguments."""
     argument: str
+    """The name of the path's parameter."""
 
     def owner(self) -> Any:
         """Return the module or the class that has the function; None if it is not there."""
@@ -36,7 +38,7 @@ class FileFunction:
 
 
 SAFETENSORS = ("safetensors.numpy", "safetensors.torch")
-"""The modules that write safetensors by a ``serialize_file`` of their own."""
+"""The modules that import `serialize_file` by name, and call it to write."""
 
 _SAFE_OPEN = (
     "safetensors",
@@ -44,8 +46,9 @@ _SAFE_OPEN = (
     "transformers.integrations.accelerate",
     "transformers.modeling_layers",
     "transformers.modeling_utils",
+    "transformers.quantizers.quantizer_torchao",
 )
-"""The modules with the name of the class that reads safetensors."""
+"""The modules that import `safe_open` by name."""
 
 _FUNCTIONS = (
     FileFunction("cv2", "imread", "read", 0, "filename"),
@@ -59,14 +62,18 @@ _FUNCTIONS = (
     FileFunction("pyarrow.parquet", "read_table", "read", 0, "source"),
     *(FileFunction(module, "safe_open", "read", 0, "filename") for module in _SAFE_OPEN),
 )
-"""A library's functions that read are here if those that write are: ranks read what they have written."""
+"""Functions that read are listed for each library whose functions that write are redirected, so that ranks read what
+they wrote. What pandas reads as Parquet, it writes by pyarrow."""
 
 LIBRARIES = frozenset({"h5py", *SAFETENSORS, *(function.module for function in _FUNCTIONS)})
 """The modules with functions that are redirected."""
 
 
 def imported_functions() -> Iterator[FileFunction]:
-    """Yield the functions that modules of this process have; one may be another module of the same name."""
+    """Yield the functions of the modules that this process has imported.
+
+    An entry is skipped if the loaded module lacks the function, such as a user's module of the same name.
+    """
     for function in _FUNCTIONS:
         owner = function.owner()
         if owner is not None and hasattr(owner, function.own_name):

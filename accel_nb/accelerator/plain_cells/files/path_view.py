@@ -34,6 +34,9 @@ class PathView(CellFiles):
         self._files: dict[str, io.FileIO] = {}
         self._folders: set[str] = set()
         self._removed: set[str] = set()
+        # The folders on disk that this rank has renamed, by the new path: the paths where they may be, also by a
+        # descriptor of rank 0, and the identity by which they are found there.
+        self._renamed: dict[str, tuple[list[str], tuple[int, int]]] = {}
         # Versions that were deleted, since there were too many: rank 0 has such a file, or creates it soon.
         self._dropped: set[str] = set()
         # Temporary files and folders that only this rank has, under names of its own.
@@ -43,7 +46,7 @@ class PathView(CellFiles):
         """Find the paths themselves from now on, and delete all versions."""
         for file in self._files.values():
             file.close()
-        for paths in (self._files, self._folders, self._removed, self._dropped):
+        for paths in (self._files, self._folders, self._removed, self._renamed, self._dropped):
             paths.clear()
 
     @property
@@ -74,8 +77,36 @@ class PathView(CellFiles):
             return path
         if self._is_removed(full):
             raise_os_error(errno.ENOENT, path)
-        actual = full if self.changed is None else self.changed.find(full)
+        actual = self._place(full)
+        if actual is None:
+            actual = full if self.changed is None else self.changed.find(full)
         return path if actual in (full, None) else actual
+
+    def _place(self, full: str) -> str | None:
+        """Return the present path of what is in a folder that this rank has renamed; None for any other path."""
+        above = max((path for path in self._renamed if is_in(full, path)), key=len, default=None)
+        if above is None:
+            return None
+        earlier, identity = self._renamed[above]
+        if self.changed is not None and (old := self.changed.find(full)) not in (None, full):
+            return old
+        return next((path for path in earlier if _identity(path) == identity), above) + full[len(above) :]
+
+    def _rename_folders(self, old: str, new: str) -> None:
+        """Record the renaming of a folder on disk, and of those in it that were renamed before."""
+        renamed = {new + path[len(old) :]: (path, *self._renamed.pop(path)) for path in self._renamed_in(old)}
+        self._renamed |= {path: ([*earlier, last], identity) for path, (last, earlier, identity) in renamed.items()}
+        place = self._place(old)
+        if new in self._renamed or old in self._files or old in self._folders:
+            return
+        above = max((path for path in self._renamed if is_in(old, path)), key=len, default=None)
+        earlier = [] if above is None else [path + old[len(above) :] for path in self._renamed[above][0]]
+        actual = place or (old if self.changed is None else self.changed.find(old))
+        if actual is not None and exists_as_folder(actual) and (identity := _identity(actual)) is not None:
+            self._renamed[new] = [*earlier, actual, old], identity
+
+    def _renamed_in(self, full: str) -> list[str]:
+        return [path for path in self._renamed if is_in(path, full)]
 
     def _entries(self, path: Any) -> list[Any]:
         """Return the entries of a folder, with this rank's changes."""
@@ -85,6 +116,7 @@ class PathView(CellFiles):
         for found in [] if self.changed is None else list(self.changed.entries_before(full)):
             if found not in own and not self._is_removed(found):
                 own[found] = os.path.isdir(found)
+        own |= {found: True for found in self._renamed if os.path.dirname(found) == full}
         names = {os.path.basename(found) for found in own}
         existing: list[Any] = []
         if full in self._folders and (self._is_removed(full) or not exists_as_folder(full)):
@@ -92,7 +124,8 @@ class PathView(CellFiles):
         elif self._is_removed(full):
             raise_os_error(errno.ENOENT, path)
         else:
-            with _scandir(self._find(path)) as scan:
+            found = self._find(path)
+            with _scandir(found) as scan:
                 existing = [
                     item
                     for item in scan
@@ -100,6 +133,8 @@ class PathView(CellFiles):
                     and not item.name.endswith(TEMPORARY_SUFFIX)
                     and not self._is_removed(os.path.join(full, item.name))
                 ]
+            if found is not path:
+                existing = [_Entry(os.path.join(folder, item.name), item.is_dir()) for item in existing]
         return [
             *existing,
             *(_Entry(os.path.join(folder, os.path.basename(found)), is_folder) for found, is_folder in own.items()),
@@ -115,6 +150,11 @@ class PathView(CellFiles):
             return None
         if self.changed is None or full in self._dropped:
             return _UNKNOWN
+        if (place := self._place(full)) is not None:
+            try:
+                return original_stat(place).st_mode
+            except OSError:
+                return _UNKNOWN
         while True:
             actual = self.changed.find(full)
             read = original_stat if follows_link or actual != full else _lstat
@@ -194,6 +234,8 @@ class PathView(CellFiles):
         """Treat a path, and all in it, as removed on this rank."""
         for path in [path for path in self._files if is_in(path, full)]:
             self._files.pop(path).close()
+        for path in self._renamed_in(full):
+            del self._renamed[path]
         for paths in (self._folders, self._dropped):
             paths -= {path for path in paths if is_in(path, full)}
         self._removed.add(full)
@@ -209,7 +251,7 @@ class PathView(CellFiles):
 
     def _is_ahead(self, full: str) -> bool:
         """Return whether rank 0 has created a path that this rank has neither reached nor created itself."""
-        is_own = full in self._files or full in self._folders
+        is_own = full in self._files or full in self._folders or self._place(full) is not None
         return self._is_active and self.changed is not None and not is_own and self.changed.find(full) is None
 
 
@@ -268,6 +310,14 @@ def exists(full: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _identity(full: str) -> tuple[int, int] | None:
+    try:
+        status = original_stat(full)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def descriptor_path(file: io.FileIO) -> str:

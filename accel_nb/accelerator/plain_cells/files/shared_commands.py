@@ -37,6 +37,9 @@ _POLL_S = 0.002
 _INNER = ("torch", "accel_nb.accelerator", "accel_nb.data")
 """Modules that may call the user's code on some ranks only, or with other samples on each rank."""
 
+_PLAIN = bool | int | float | str | bytes | None
+"""The arguments of errors that are sent."""
+
 Function = Callable[..., Any]
 
 
@@ -92,7 +95,10 @@ class SharedCommands:
         return start
 
     def _make_script_shared(self, original: Function) -> Function:
-        """Return a method that shares the scripts of cell magics, such as ``%%bash``; ``original`` runs them all."""
+        """Return a method that shares the scripts of cell magics, such as ``%%bash``.
+
+        ``original`` is the method by which IPython runs the script of every such magic.
+        """
 
         @functools.wraps(original)
         def shebang(magics: Any, line: str, cell: str) -> None:
@@ -109,7 +115,8 @@ class SharedCommands:
                 original(magics, line, cell)
                 return tuple((name, value) for name, value in names.items() if before.get(name) is not value)
 
-            names.update(self._run(run, (cell if cell.endswith("\n") else f"{cell}\n").encode()))
+            command = (cell if cell.endswith("\n") else f"{cell}\n").encode()  # as IPython puts it into an error
+            names.update(self._run(run, command))
             return None
 
         return shebang
@@ -177,7 +184,9 @@ def _pack_error(error: Exception) -> dict[str, Any]:
         return {"expired": [_pack(item) for item in (error.timeout, error.output, error.stderr)]}
     if isinstance(error, OSError) and error.errno is not None:
         return {"os": [error.errno, error.strerror, None if error.filename is None else os.fsdecode(error.filename)]}
-    return {"other": f"{type(error).__name__}: {error}"}
+    kind, has_plain_args = type(error), all(isinstance(item, _PLAIN) for item in error.args)
+    args = [_pack(item) for item in error.args] if has_plain_args else None
+    return {"other": [f"{kind.__name__}: {error}", kind.__module__, kind.__qualname__, args]}
 
 
 def _unpack(message: dict[str, Any], command: Any) -> Any:
@@ -186,13 +195,25 @@ def _unpack(message: dict[str, Any], command: Any) -> Any:
     if kind == "result":
         return _unpack_result(value, command)
     if kind == "other":
-        raise RuntimeError(f"the command has failed on rank 0 with {value}")
+        text, module, name, args = value
+        raise _unpack_error(text, module, name, args, command)
     first, *rest = (_unpack_result(item, command) for item in value)
     if kind == "os":
         raise OSError(first, *rest)
     if kind == "expired":
         raise subprocess.TimeoutExpired(command, first, *rest)
     raise subprocess.CalledProcessError(first, command, *rest)
+
+
+def _unpack_error(text: str, module: str, name: str, args: list[Any] | None, command: Any) -> Exception:
+    """Return an error of the same class as rank 0's, or a RuntimeError if its arguments are not plain values."""
+    found: Any = getattr(sys.modules.get(module), name, None)
+    if args is not None and isinstance(found, type) and issubclass(found, Exception):
+        try:
+            return found(*(_unpack_result(item, command) for item in args))
+        except TypeError:  # its class takes other arguments than it stores
+            pass
+    return RuntimeError(f"the command has failed on rank 0 with {text}")
 
 
 def _unpack_result(value: Any, command: Any) -> Any:

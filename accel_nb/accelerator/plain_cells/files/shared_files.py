@@ -17,8 +17,8 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
     absolute,
     argument,
     call_with,
-    is_database,
     is_path,
+    may_copy_database,
 )
 from accel_nb.accelerator.plain_cells.files.changed_paths import MAX_KEPT
 from accel_nb.accelerator.plain_cells.files.library_files import FileFunction
@@ -72,7 +72,7 @@ class SharedFiles(CellFiles):
 
         @functools.wraps(original)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_database(database) and not kwargs.get("uri"):
+            if may_copy_database(database) and not kwargs.get("uri"):
                 self._record(database, is_in_place=True)
             return original(database, *args, **kwargs)
 
