@@ -443,6 +443,7 @@ class ZeroModel:
         if self._stage < 3:
             yield
             return
+        self.store_written()
         before = [value.data for value in self._parameters]
         for value in self._parameters:
             value.data = sharded.gather_full(value, self._comm)
@@ -452,6 +453,7 @@ class ZeroModel:
             for value, data in zip(self._parameters, before, strict=True):
                 sharded.local_shard(value).copy_(sharded.own_shard(value, value.data))
                 value.data = data
+            self._whole_versions = {value: value._version for value in self._persistent}
 
     def must_count_writes(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter, and writes to it are found by its version only, if at all."""
