@@ -95,3 +95,9 @@ def test_a_hook_in_a_model_of_thousands_of_layers_is_found() -> None:
     first.register_forward_hook(hook)
     model = nn.Sequential(first, *[nn.Sequential(*[nn.ReLU() for _ in range(60)]) for _ in range(60)])
     assert hook in list(reachable_values([model]))
+
+
+def test_a_name_of_the_user_comes_before_those_that_ipython_gives_a_value() -> None:
+    model = nn.Linear(2, 1)
+    names = {"_": model, "model": model, "_3": model, "optimizer": torch.optim.SGD(model.parameters())}
+    assert referred_names(["optimizer"], names, names) == ["model"]

@@ -48,8 +48,9 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
     """
     chosen, kinds = set(names), training_kinds()
     # Filter by type first: in a long session IPython has bound thousands of names. The copy is of one moment: other
-    # threads may bind names.
+    # threads may bind names. An object has the first of its names: IPython's own, as `_`, are of the shell on workers.
     trained = [(name, value) for name, value in dict(namespace).items() if isinstance(value, kinds)]
+    trained.sort(key=lambda item: item[0].startswith("_"))
     others = {name: value for name, value in trained if name not in chosen and name in visible}
     references = ReferenceRecorder(shared_ids(others))
     for name in chosen if others else ():

@@ -164,6 +164,8 @@ class ZeroModel:
         self._homes = [value.data for value in self._parameters] if self._stage < 3 else []
         self._addresses = [home.data_ptr() for home in self._homes]
         self._versions = self._version()
+        # The version of each parameter that DeepSpeed keeps whole between passes.
+        self._whole_versions = {value: value._version for value in self._persistent}
 
     @property
     def divides_weights(self) -> bool:
@@ -441,6 +443,7 @@ class ZeroModel:
         if self._stage < 3:
             yield
             return
+        self.store_written()
         before = [value.data for value in self._parameters]
         for value in self._parameters:
             value.data = sharded.gather_full(value, self._comm)
@@ -450,6 +453,7 @@ class ZeroModel:
             for value, data in zip(self._parameters, before, strict=True):
                 sharded.local_shard(value).copy_(sharded.own_shard(value, value.data))
                 value.data = data
+            self._whole_versions = {value: value._version for value in self._persistent}
 
     def must_count_writes(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter, and writes to it are found by its version only, if at all."""
@@ -465,16 +469,30 @@ class ZeroModel:
                 named = (name for model in self.models for name, other in model.named_parameters() if other is value)
                 raise MisuseError(LOST_WRITE.format(name=next(named, "a parameter")))
 
+    @property
+    def _persistent(self) -> list[Any]:
+        """The parameters that stage 3 keeps whole between passes."""
+        return self._zero.persistent_parameters if self._stage == 3 else []
+
+    @torch.no_grad()
+    def store_written(self) -> None:
+        """Copy to this rank's shards what code has written into values of state dicts, and into whole parameters."""
+        self.states.write_back()
+        for value in self._persistent:
+            if value._version != self._whole_versions[value]:
+                self._whole_versions[value] = value._version
+                sharded.copy_into(value, value.data)
+
     def reload_changed_weights(self) -> None:
         """Update what DeepSpeed steps and gathers if other code has changed the weights; every rank must call."""
-        self.states.write_back()
+        self.store_written()
         has_moved = self._take_back_moved()
         if self._steps_weights or not (has_moved or self._version() != self._versions):
             return
-        if self._stage == 3 and self._zero.persistent_parameters:
-            for value in self._zero.persistent_parameters:
+        if self._persistent:
+            for value in self._persistent:
                 value.partition()
-            self._zero.persistent_parameters[0].all_gather(self._zero.persistent_parameters)
+            self._persistent[0].all_gather(self._persistent)
         self._zero.refresh_fp32_params()
         self._versions = self._version()
 

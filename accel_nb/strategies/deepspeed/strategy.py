@@ -356,7 +356,7 @@ class Deepspeed(Stepping):
     def share_state(self) -> None:
         """Copy what was written into values of state dicts into the weights; every rank must call."""
         for zero in self._zeros.values():
-            zero.states.write_back()
+            zero.store_written()
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state; of each sharded tensor this rank's rows, as a `Slice`."""
@@ -578,7 +578,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
 
         Between steps a sharded parameter is empty, and would be saved empty. ``keep_vars`` returns them unchanged.
         """
-        zero.states.write_back()
+        zero.store_written()
         state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
             if sharded.is_sharded(value) and not keep_vars:

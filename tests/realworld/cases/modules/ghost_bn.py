@@ -30,7 +30,8 @@ class GBN(nn.Module):
         return torch.cat(res, dim=0)
 
 
-model = nn.Sequential(GBN(10), nn.Linear(10, 16), GBN(16), nn.ReLU(), nn.Linear(16, 2))
+# No bias is only cancelled by a norm: Adam would follow its rounding.
+model = nn.Sequential(GBN(10), nn.ReLU(), nn.Linear(10, 16, bias=False), GBN(16), nn.ReLU(), nn.Linear(16, 2))
 optimizer = optim.Adam(model.parameters(), lr=1e-2)
 criterion = nn.CrossEntropyLoss()
 
