@@ -139,7 +139,7 @@ def count_samples(world: World) -> tuple[list[int], list[int]]:
     set_rank_variables(world)
     compat.install()
     from accelerate import Accelerator
-    from accelerate.utils import DataLoaderConfiguration  # pyright: ignore[reportMissingImports]
+    from accelerate.utils import DataLoaderConfiguration
 
     accelerator: Any = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))
     counted, gathered = [], []
