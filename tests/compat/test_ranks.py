@@ -134,6 +134,31 @@ def test_ranks_with_equally_many_samples_gather_in_a_block_for_uneven_inputs(is_
     assert gathered == other == first + second
 
 
+def count_samples(world: World) -> tuple[list[int], list[int]]:
+    """Return, for datasets of different sizes, what a program counts by hand and what is gathered for metrics."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    accelerator: Any = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))
+    counted, gathered = [], []
+    for size in (7, 8, 9):
+        loader = accelerator.prepare(DataLoader(torch.arange(size), 2))  # type: ignore[arg-type]
+        own = torch.tensor(0)
+        gathered.append(0)
+        for batch in loader:
+            own += len(batch)
+            gathered[-1] += len(accelerator.gather_for_metrics(batch))
+        counted.append(int(accelerator.reduce(own, "sum")))
+    accelerator.end_training()
+    return counted, gathered
+
+
+def test_a_rank_without_a_sample_reads_one_that_no_metric_counts() -> None:
+    assert run_ranks(count_samples, 2) == [([7, 8, 10], [7, 8, 9])] * 2
+
+
 def merge_shards(world: World, folder: Path) -> bool:
     """Save a model that FSDP2 has sharded, merge the files by function and by command; return whether all is equal."""
     set_rank_variables(world)
