@@ -76,7 +76,7 @@ class ModuleSnapshot:
             (Reachable(f"{name}.{key}".lstrip("."), value, is_users), value.detach().clone())
             for name, part, is_users in parts
             for key, value in part._buffers.items()
-            if value is not None and value.layout is torch.strided and not value.is_meta
+            if value is not None and value.layout is torch.strided and not (value.is_meta or value.is_nested)
         ]
         self.uncopied: list[tuple[str, Tensor]] = []
         num_bytes = 0
@@ -116,7 +116,9 @@ class ModuleSnapshot:
             if not _has_equal_values(value, before):
                 if isinstance(value, Tensor):
                     # `data` keeps the version counter: an earlier call may have saved the buffer.
-                    if value.shape != before.shape:
+                    if value.dtype != before.dtype:
+                        value.data = before.clone()
+                    elif value.shape != before.shape:
                         value.resize_(before.shape)
                     value.data.copy_(before)
                 else:
@@ -159,21 +161,25 @@ def _copied(value: Any) -> Any:
 
 
 def _has_equal_values(value: Any, before: Any) -> bool:
-    """Return whether a tensor or an array has the values of its earlier copy; NaN equals NaN."""
+    """Return whether a tensor or an array has the bits of its earlier copy, or values that compare as equal."""
     if isinstance(value, Tensor):
         if value.shape != before.shape or value.dtype != before.dtype:
             return False
-        is_equal = torch.equal(value, before)
-        return is_equal or (value.is_floating_point() and torch.equal(value.nan_to_num(), before.nan_to_num()))
+        return torch.equal(value, before) or torch.equal(_bytes_of(value), _bytes_of(before))
     return value.shape == before.shape and value.tobytes() == before.tobytes()
+
+
+def _bytes_of(value: Tensor) -> Tensor:
+    return value.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
 
 
 def _is_same(value: Any, content: Any) -> bool:
     """Return whether a container holds the same objects as its earlier copy."""
     if len(value) != len(content):
         return False
-    if isinstance(value, Mapping):
-        return all(key in content and item is content[key] for key, item in value.items())
+    if isinstance(value, Mapping):  # caches drop their first item
+        pairs = zip(value.items(), content.items(), strict=True)
+        return all(key == other and item is before for (key, item), (other, before) in pairs)
     if isinstance(value, set):
         return value == content
     return all(one is other for one, other in zip(value, content, strict=True))
@@ -189,8 +195,8 @@ def _refill(container: Any, content: Any) -> None:
         container.clear()
         container.update(content)
         return
-    for key in [key for key in container if key not in content]:
-        del container[key]
+    if list(container) != list(content):
+        container.clear()
     for key, value in content.items():  # the `update` of a Counter adds
         if key not in container or container[key] is not value:
             container[key] = value
