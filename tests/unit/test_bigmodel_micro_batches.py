@@ -37,6 +37,7 @@ def test_parts_compute_what_they_compute_alone(tmp_path: Path, places: str, num_
     with init_empty_weights():
         model = Transformer()
     load_checkpoint_and_dispatch(model, save_single(resident, tmp_path), MAPS[places])
+    pipeline_devices(model, 5)
     pipeline_devices(model, num_chunks)
     count = num_chunks or 2 * len({*MAPS[places].values()} - {"disk"})
     for mode in (torch.inference_mode, torch.no_grad):

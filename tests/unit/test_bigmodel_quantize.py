@@ -172,8 +172,13 @@ def test_wrong_uses_are_refused(tmp_path: Path) -> None:
         quantize_model(transformer(), "int3")
     with pytest.raises(ConfigError, match="match no module of the model: tail"):
         quantize_model(transformer(), Quantization(skip_modules=("tail",)))
-    with pytest.raises(ConfigError, match=r"blocks\.0\.mix cannot be quantized: its 48 inputs are not a multiple"):
-        quantize_model(Transformer(width=48), "int4")
+    model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64), nn.Linear(64, 8))
+    with pytest.raises(ConfigError, match="1 cannot be quantized: its 48 inputs are not a multiple"):
+        quantize_model(model, Quantization("int4", skip_modules=("2",)))
+    assert [type(layer) for layer in model] == [nn.Linear] * 3
+    for whole in (nn.TransformerEncoderLayer(64, 4, batch_first=True), nn.Linear(64, 64)):
+        with pytest.raises(ConfigError, match="no linear layer is left"):
+            quantize_model(whole, Quantization("int8", skip_modules=()))
     with pytest.raises(ConfigError, match="no quantized layers"):
         save_quantized(transformer(), tmp_path / "a")
     save_single(transformer(), tmp_path)

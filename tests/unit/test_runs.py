@@ -22,7 +22,7 @@ from accel_nb.runs import Run, RunRegistry, default_folder
 from accel_nb.runs.labels import RunLabels
 from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.runtime.strict_json import parse_strict_json
-from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, StepDone
+from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, RatePlanned, StepDone
 from accel_nb.telemetry.trackers.jsonl import JsonlTracker
 from accel_nb.ui.view import PanelState
 
@@ -113,6 +113,7 @@ def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: RunRegistr
     record_run("print(1)", options(), state, end_of_run(state, 1.0, None))
     assert registry.runs() == []
     state.fold([StepDone(0, step, float(step), 1.0 / step, 0.1, 0.01, 4) for step in (1, 2)])
+    state.fold([RatePlanned(0, 0, 0.0, (1, 2), (0.1, 0.05))])  # planned values are not those of the run
     state.fold([MetricLogged(0, 2, 2.0, "accuracy", 0.75), CheckpointSaved(0, 2, 2.0, "runs/step_2", 0.1, 0.2, 3)])
     end = end_of_run(state, 1.0, KeyboardInterrupt())
     record_run("# %%accelerate\nimport x\ntrain()", options(cpus=2), state, end)
@@ -233,6 +234,8 @@ def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistr
     assert len(rows) < 500
     assert max(value for value in losses if value == value) == 9.5, "the mean of both ranks, with its spike"
     assert run.metrics["accuracy"] == 0.75
+    assert run.metrics["loss (logged)"] == 0.25
+    assert [values for _, values in rows if "loss (logged)" in values] == [{"loss (logged)": 0.25}] * 2
     assert run.num_steps == 5000
     assert "nan" in main_says(["runs", "list"]), "a loss that is not finite is a number"
 

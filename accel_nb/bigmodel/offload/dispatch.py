@@ -188,6 +188,7 @@ class DispatchRecord:
     compute_devices: dict[str, torch.device] = field(default_factory=dict)
     """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    _pipeline_start: int | None = None
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a module's forward by ``make(forward)``."""
@@ -195,14 +196,16 @@ class DispatchRecord:
         self._wrapped.append((module, module.__dict__.get("forward")))
         module.forward = functools.wraps(inner)(make(inner))
 
+    def begin_pipeline(self) -> None:
+        """Undo an earlier pipeline; the forwards that are replaced from now on are those of a new one."""
+        if self._pipeline_start is not None:
+            self._restore_forwards(self._pipeline_start)
+        self._pipeline_start = len(self._wrapped)
+
     def close(self) -> None:
         """Restore weights and forwards."""
         values = {id(weight): read_weight(weight) for weight in self.weights}
-        for module, before in reversed(self._wrapped):
-            if before is None:
-                del module.__dict__["forward"]
-            else:
-                module.forward = before
+        self._restore_forwards(0)
         if self.prefetcher is not None:
             self.prefetcher.close()
         made: dict[str, Tensor] = {}
@@ -214,6 +217,15 @@ class DispatchRecord:
             for holder, leaf in weight.holders:
                 holder[leaf] = value
         del self.model.__dict__[_RECORD]
+
+    def _restore_forwards(self, start: int) -> None:
+        """Undo the replacements of forwards from number ``start`` on."""
+        for module, before in reversed(self._wrapped[start:]):
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.forward = before
+        del self._wrapped[start:]
 
 
 def read_weight(weight: OffloadedWeight) -> Tensor:

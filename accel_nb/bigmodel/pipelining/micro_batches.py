@@ -24,8 +24,8 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
     A batch (the first dim of the first tensor given) is cut into ``num_chunks`` parts (None: two for each device); the
     outputs are joined along that dim, so the model must return one value for each sample. Results may round differently
     than for the whole batch. Each part runs in a separate thread; the order of random draws is not deterministic.
-    `remove_hook_from_submodules` undoes it. Raises `MisuseError` for a model that is not dispatched over several
-    devices.
+    `remove_hook_from_submodules` undoes it, and a second call replaces it. Raises `MisuseError` for a model that is not
+    dispatched over several devices.
     """
     handle = get_dispatch_record(model)
     devices = list(dict.fromkeys(handle.compute_devices.values()))
@@ -36,6 +36,7 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
     if num_chunks is not None and (type(num_chunks) is not int or num_chunks < 1):
         raise ConfigError(f"num_chunks is {num_chunks!r}; give a whole number from 1")
     locks = _DeviceLocks(devices)
+    handle.begin_pipeline()
     for name, device in handle.compute_devices.items():
         handle.wrap(model.get_submodule(name), functools.partial(_with_device, locks, device))
     handle.wrap(model, functools.partial(_in_micro_batches, locks, num_chunks or 2 * len(devices)))

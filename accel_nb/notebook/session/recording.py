@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from accel_nb.config import Resolved, flags_to_line
 from accel_nb.pool.engine import WorkerSpec
@@ -26,7 +26,8 @@ def end_of_run(state: PanelState, duration_s: float, error: BaseException | None
     """Return how a cell ended, from the state of its panel."""
     losses = state.facts()["losses"]
     metrics = {fact["name"]: float(fact["value"]) for fact in losses if fact["value"] is not None}
-    metrics |= {name: value for name, value in state.metrics.items() if math.isfinite(value)}
+    names = frozenset(metrics)
+    metrics |= {_metric_name(name, names): value for name, value in state.metrics.items() if math.isfinite(value)}
     return RunEnd(
         state.title,
         "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
@@ -81,15 +82,23 @@ def describe_run(source: str, resolved: Resolved, specs: Sequence[WorkerSpec], s
 
 
 def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]]:
-    """Yield loss and metrics, means over ranks, downsampled to extremes and last values for a small chart."""
-    curves: dict[tuple[str, str], Table] = {}
+    """Yield loss and metrics, means over ranks, at most `MAX_POINTS` points of each, the last one included."""
+    tables: dict[tuple[str, str], Table] = {}
     for (kind, _, name), table in sorted(state.tables.items()):  # the mean is stored under the lowest rank number
-        if kind != "memory" and len(table):
-            curves.setdefault((kind, name), table)
-    for (_, name), table in curves.items():
+        if len(table):
+            tables.setdefault((kind, name), table)
+    losses = {name or "loss": table for (kind, name), table in tables.items() if kind == "step"}
+    metrics = {_metric_name(name, losses): table for (kind, name), table in tables.items() if kind == "metric"}
+    curves = losses | metrics
+    for name, table in curves.items():
         steps, values = table.downsampled(MAX_POINTS)[:2].tolist()
         for step, value in zip([*steps, table.columns[0][-1]], [*values, table.columns[1][-1]], strict=True):
-            yield int(step), {name or "loss": value if math.isfinite(value) else repr(value)}
+            yield int(step), {name: value if math.isfinite(value) else repr(value)}
+
+
+def _metric_name(name: str, losses: Collection[str]) -> str:
+    """Return the name under which a logged metric is recorded, which differs from those of the losses."""
+    return f"{name} (logged)" if name in losses else name
 
 
 def _first_line(source: str) -> str:
