@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import inspect
 import types
 import weakref
 from abc import ABCMeta
@@ -198,8 +199,8 @@ class _Reduction(tuple[Any, ...]):
 def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -> Any:
     """Return ``act()``, called while the instance has its plain class, or the class ``kind``."""
     special = type(instance)
-    _set_class(instance, kind or vars(special)[PLAIN_CLASS])
     try:
+        _set_class(instance, kind or vars(special)[PLAIN_CLASS])
         return act()
     finally:
         _set_class(instance, special)
@@ -239,16 +240,13 @@ def is_of_instance(kind: type) -> bool:
     return PLAIN_CLASS in vars(kind)
 
 
-def bound_forward(module: nn.Module) -> Callable[..., Any]:
-    """Return the ``forward`` that a call of a module runs: the instance's own, else that of its class."""
-    own = vars(module).get("forward")
-    return type(module).forward.__get__(module) if own is None else own
-
-
 def unbound_forward(module: nn.Module) -> Callable[..., Any]:
-    """Return `bound_forward` as a function of the module and its arguments, which does not keep the module alive."""
+    """Return the ``forward`` as a function of the module and its arguments, which does not keep the module alive."""
     own = vars(module).get("forward")
-    return type(module).forward if own is None else lambda _, *args, **kwargs: own(*args, **kwargs)
+    if own is None and isinstance(inspect.getattr_static(type(module), "forward"), types.FunctionType):
+        return type(module).forward
+    forward = type(module).forward if own is None else own  # that of a class is a static method
+    return lambda _, *args, **kwargs: forward(*args, **kwargs)
 
 
 def restore_forward(model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
 from accel_nb.runtime.process.user_code import warn_at_user_line
-from accel_nb.runtime.tensors.instance_patching import bound_forward, innermost_class, replace_forward, restore_forward
+from accel_nb.runtime.tensors.instance_patching import innermost_class, replace_forward, restore_forward
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
 from accel_nb.strategies.base import Refusal
@@ -112,7 +112,7 @@ class SequenceDivision:
             for name, kind in blocks.kinds.items():
                 block = submodule_at(model, name)
                 self._replace(block, self._forward_of(block, kind))
-            self._forward = bound_forward(model)
+            self._forward = model.forward
             self._has_cache = "use_cache" in inspect.signature(self._forward).parameters
             self._replace(model, self._call)
         except BaseException:
@@ -161,7 +161,7 @@ class SequenceDivision:
         self._reported |= facts.keys()
 
     def _forward_of(self, block: nn.Module, kind: Any) -> Callable[..., Any]:
-        forward = bound_forward(block)
+        forward = block.forward
 
         def compute(*args: Any, **kwargs: Any) -> Any:
             is_part = self._is_whole_call or self._is_inside

@@ -92,6 +92,6 @@ class LeanDdp(DistributedDataParallel):
         finally:
             DistributedDataParallel._active_ddp_module = outer
         self.require_forward_param_sync = is_averaged
-        if is_averaged:
+        if is_averaged and self.reducer is not None:  # a model that trains itself in its forward pass has released it
             self.reducer.prepare_for_backward([])
         return output

@@ -24,7 +24,6 @@ from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.distributed.stage_exchange import Form, StageExchange
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import (
-    bound_forward,
     innermost_class,
     patch_instance,
     replace_forward,
@@ -144,7 +143,7 @@ class Pipeline:
         # Handles the calls of blocks while the model is called.
         self._run: StageRun | ChainProbe | None = None
         self._kinds: dict[Any, KindOfCall] = {}
-        self._forward = bound_forward(model)
+        self._forward = model.forward
         # The hooks of a call gather parameters, so `model.forward(x)` is made a call.
         self._is_called = False
         self._call_hook = model.register_forward_pre_hook(self._note_call, prepend=True)
