@@ -199,9 +199,8 @@ class DefaultGroup:
         Waiting collectives of the old group fail. Flags are lost.
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
-        group: Any = dist.group.WORLD
-        timeout = group._get_backend(torch.device(self.world.device)).options._timeout
-        self._timeout_s = timeout.total_seconds()  # other code may have opened the group
+        timeout = self._timeout_of_open_group()
+        self._timeout_s = timeout.total_seconds()
         has_exchange = self._close_exchange()
         self._first_record = next_record_id()
         if backend == "nccl":
@@ -217,6 +216,14 @@ class DefaultGroup:
         )
         if has_exchange:
             self._open_exchange()
+
+    def _timeout_of_open_group(self) -> timedelta:
+        """Return the timeout of the open group, which other code may have opened.
+
+        The caller has no reference to the group then, which would keep its connections open after it is destroyed.
+        """
+        opened: Any = dist.group.WORLD
+        return opened._get_backend(torch.device(self.world.device)).options._timeout
 
     def close(self) -> None:
         """Destroy the group and its subgroups; does nothing if it is closed already or was opened by other code."""
