@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from accel_nb.pool.sync.objects.module_hooks import module_hooks
 from accel_nb.pool.sync.objects.user_hooks import changed_hooks, optimizer_hook_ids, own_methods, set_changed_hooks
 from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_state
 from accel_nb.pool.sync.stream.pickling import dump, load
@@ -102,3 +103,13 @@ def test_a_step_that_a_schedule_has_wrapped_is_the_users():
     optimizer.step = types.MethodType(step, optimizer)
     torch.optim.lr_scheduler.StepLR(optimizer, 2)
     assert own_methods(optimizer)["step"].__func__ is step
+
+
+def test_a_method_of_a_built_in_type_is_a_users_hook():
+    model, gradients = torch.nn.Linear(2, 1), []
+    model.weight.register_hook(gradients.append)
+    assert [hook for _, hook in module_hooks(model)] == [gradients.append]
+    copy, received = copied((model, gradients))
+    copy(torch.ones(1, 2)).sum().backward()
+    assert len(received) == 1
+    assert not gradients

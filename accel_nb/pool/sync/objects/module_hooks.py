@@ -9,7 +9,13 @@ import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.objects.user_hooks import gradient_hook_dict, gradient_hooks, is_users, reserve_numbers
+from accel_nb.pool.sync.objects.user_hooks import (
+    defining_module,
+    gradient_hook_dict,
+    gradient_hooks,
+    is_users,
+    reserve_numbers,
+)
 
 HOOKS = (
     "_forward_hooks",
@@ -53,7 +59,7 @@ def module_hook_ids(module: Any) -> dict[HookKey, int]:
 
 def changed_module_hooks(module: Any, before: Mapping[HookKey, int]) -> dict[str, dict[str, Any]]:
     """Return the user's hooks of a module by path and attribute, with None in place of those in ``before``."""
-    known = {(name, number, code) for (_, name, number), code in before.items()}
+    known = {(name, number, identity) for (_, name, number), identity in before.items()}
     found: dict[str, dict[str, Any]] = {}
     for (path, name, number), hook in module_hooks(module):
         is_known = (name, number, id(hook)) in known
@@ -77,28 +83,32 @@ def set_changed_module_hooks(module: Any, hooks: Mapping[str, Mapping[str, Any]]
             _replace(own[name], users[holder], sent.get(name, {}))
         for name in HOOKS:
             held = own[name]
-            others = {number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()}
-            _replace(held, users[name], others)
-            reserve_numbers(others)
+            new_hooks = {
+                number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()
+            }
+            _replace(held, users[name], new_hooks)
+            reserve_numbers(new_hooks)
         if _IS_FULL_BACKWARD in sent:
             own[_IS_FULL_BACKWARD] = sent[_IS_FULL_BACKWARD]
     for path, value in module.named_parameters():
         sent, own = hooks.get(path, {}), gradient_hooks(value)
         for name in own.keys() | sent.keys():
             held = gradient_hook_dict(value, name)
-            others = {number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()}
-            _replace(held, list(own.get(name, ())), others)
-            reserve_numbers(others)
+            new_hooks = {
+                number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()
+            }
+            _replace(held, list(own.get(name, ())), new_hooks)
+            reserve_numbers(new_hooks)
 
 
-def _replace(held: dict[int, Any], numbers: Collection[int], others: Mapping[int, Any]) -> None:
+def _replace(held: dict[int, Any], numbers: Collection[int], new_hooks: Mapping[int, Any]) -> None:
     for number in numbers:
         held.pop(number, None)
-    held.update({number: item for number, item in others.items() if item is not None})
+    held.update({number: item for number, item in new_hooks.items() if item is not None})
 
 
 def _is_users(hook: Any) -> bool:
-    # torch wraps hooks of `load_state_dict`: a copy of the wrapper has no ``__module__`` of the hook's.
+    # torch wraps a `load_state_dict` hook; a pickled wrapper loses the hook's ``__module__``.
     while isinstance(hook, functools.partial) or type(hook).__name__ == "_WrappedHook":
         hook = hook.func if isinstance(hook, functools.partial) else hook.hook
-    return (getattr(hook, "__module__", None) or "").startswith("torch.nn.utils.") or is_users(hook)
+    return defining_module(hook).startswith("torch.nn.utils.") or is_users(hook)

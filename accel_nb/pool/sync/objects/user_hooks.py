@@ -38,7 +38,13 @@ _METHODS = ("step", "zero_grad")
 
 def is_users(hook: Any) -> bool:
     """Return whether a function is defined in no package that has hooks of its own."""
-    return getattr(hook, "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES
+    return defining_module(hook).partition(".")[0] not in _HOOKING_PACKAGES
+
+
+def defining_module(hook: Any) -> str:
+    """Return the name of the module that defines a hook; "" if it has none, as a method of a built-in type."""
+    name = getattr(hook, "__module__", None)
+    return name if isinstance(name, str) else ""
 
 
 def gradient_hooks(tensor: Any) -> dict[str, dict[int, Any]]:
