@@ -21,10 +21,10 @@ class LocalSGD:
 
     Inside of the block parameters and floating point buffers are averaged instead, in a few large messages: after every
     ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is averaged too,
-    so that all ranks continue with equal state. Every rank must make the same number of steps. With one rank, or
+    so that all ranks continue with equal state of the parameters that all have stepped. Every rank must make the same number of steps. With one rank, or
     ``enabled=False``, nothing changes.
 
-    With ``local_sgd_steps=1`` and SGD, with or without momentum, the result is the same as that of averaging gradients.
+    With ``local_sgd_steps=1`` and SGD, with or without momentum, and without clipping of gradients, the result is the same as that of averaging gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
     float16, whose loss scale would differ between ranks.
@@ -78,15 +78,16 @@ class LocalSGD:
 
     def _weights(self) -> Iterator[Tensor]:
         yield from (value for value in self._model.parameters() if value.requires_grad)
-        yield from (value for value in self._model.buffers() if value.is_floating_point())
+        yield from (value for value in self._model.buffers() if _is_averaged(value))
 
     def _optimizer_state(self) -> Iterator[Tensor]:
-        own = set(map(id, self._model.parameters()))
+        """Yield the state that all ranks have, in the order of the model's parameters, which is the same on all."""
         for optimizer in self._stepper.bundle.optimizers:
-            for parameter, state in optimizer.state.items():
-                if id(parameter) in own:
-                    yield from (value for value in state.values() if _is_averaged(value))
+            states = [optimizer.state.get(value, {}) for value in self._model.parameters()]
+            own = [[name for name, value in state.items() if _is_averaged(value) and value.dim()] for state in states]
+            for state, *names in zip(states, *self._comm.all_gather_json(own), strict=True):
+                yield from (state[name] for name in sorted(set.intersection(*map(set, names))))
 
 
 def _is_averaged(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -11,8 +11,9 @@ from torch import nn
 
 from accel_nb.compat.models.align_hooks import AlignDevicesHook
 from accel_nb.compat.models.big_models import disk_offload, dispatch_model
-from accel_nb.compat.models.model_hooks import remove_hook_from_module
+from accel_nb.compat.models.model_hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from accel_nb.compat.models.module_tensors import align_module_device, has_offloaded_params, named_module_tensors
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 
 
 class Block(nn.Module):
@@ -71,3 +72,14 @@ def test_weights_are_on_their_device_inside_of_the_block_only(tmp_path: Path, mo
     with align_module_device(layer):
         assert torch.equal(layer.weight, expected)
     assert layer.weight.is_meta
+
+
+def test_a_hook_is_removed_from_a_prepared_model() -> None:
+    model = torch.nn.Linear(2, 1)
+    expected = model(torch.ones(1, 2))
+    add_hook_to_module(model, ModelHook())
+    replace_forward(model, model.forward)
+    remove_hook_from_module(model)
+    assert torch.equal(model(torch.ones(1, 2)), expected)
+    restore_forward(model)
+    assert torch.equal(model(torch.ones(1, 2)), expected)

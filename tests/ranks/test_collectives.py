@@ -176,6 +176,10 @@ def broadcasts(world: World) -> list[Any]:
     )
     facts.append(counting.taken())
     facts.append(collectives.pad_across(torch.full((world.rank,), 5), 0, 0, pad_first=True).tolist())
+    own = torch.full((2,), float(world.rank))
+    collectives.broadcast(own, 1).add_(1)
+    facts.append(own.tolist())
+    facts.append(list(collectives.gather(torch.zeros(3, 0)).shape))
     with pytest.raises(MisuseError, match="there is no rank 2; ranks go from 0 to 1"):
         collectives.broadcast(torch.ones(1), 2)
     return facts
@@ -187,6 +191,8 @@ def test_broadcast_and_padding_take_one_message_each() -> None:
     assert first[0][1]["flag"] == ("torch.bool", [], True)
     assert first[0][1]["pair"][1][0][2] == (torch.arange(6.0).reshape(2, 3).t() + 1).tolist()
     assert first[1] == ["broadcast"]
+    assert (first[5], second[5]) == ([0.0, 0.0], [1.0, 1.0])
+    assert first[6] == [6, 0]
     assert first[2][1]["x"] == ("torch.int64", [1, 2], [[0, -1]])
     assert first[2][1]["s"] == second[2][1]["s"] == ("torch.int64", [], 3)
     assert second[2][1]["x"][2] == [[1, 1]]

@@ -476,3 +476,32 @@ def test_a_sum_that_is_divided_by_its_own_total_is_a_mean_and_weighted_by_sample
     for found in run_ranks(gradients_of_shares, 2, kinds, True):
         for kind, gradient, wanted in zip(kinds, found, expected, strict=True):
             assert gradient == pytest.approx(wanted), kind
+
+
+def local_branches(world: World) -> list[tuple[list[complex], list[complex]]]:
+    """Step two parameters in an order of each rank's own; return the state of each before and after the average."""
+    torch.manual_seed(3)
+    model: Any = nn.ParameterList([torch.ones(2, dtype=torch.complex128), torch.ones(2, dtype=torch.complex128)])
+    optimizer = torch.optim.Adam(model.parameters())
+    accelerator = Accelerator(world=world, cpu=True)
+    accelerator.prepare(model, optimizer)
+
+    def averages() -> list[list[complex]]:
+        return [optimizer.state[value]["exp_avg"].tolist() for value in model.parameters()]
+
+    with LocalSGD(accelerator, model, 8) as local:
+        for index in (0, 1) if world.is_main else (1, 0):
+            accelerator.backward(((world.rank + 1) * (index + 1) * model[index]).abs().sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            local.step()
+        before = averages()
+    after = averages()
+    accelerator.close()
+    return list(zip(before, after, strict=True))
+
+
+def test_state_is_averaged_by_parameter_whatever_their_order_on_a_rank() -> None:
+    for first, second in zip(*run_ranks(local_branches, 2), strict=True):
+        mean = [(one + other) / 2 for one, other in zip(first[0], second[0], strict=True)]
+        assert first[1] == second[1] == pytest.approx(mean)
