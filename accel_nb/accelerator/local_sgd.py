@@ -21,10 +21,11 @@ class LocalSGD:
 
     Inside of the block parameters and floating point buffers are averaged instead, in a few large messages: after every
     ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is averaged too,
-    so that all ranks continue with equal state of the parameters that all have stepped. Every rank must make the same number of steps. With one rank, or
-    ``enabled=False``, nothing changes.
+    so that all ranks continue with equal state of the parameters that all have stepped. Every rank must make the same
+    number of steps. With one rank, or ``enabled=False``, nothing changes.
 
-    With ``local_sgd_steps=1`` and SGD, with or without momentum, and without clipping of gradients, the result is the same as that of averaging gradients.
+    With ``local_sgd_steps=1`` and SGD, with or without momentum, and without clipping of gradients, the result is the
+    same as that of averaging gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
     float16, whose loss scale would differ between ranks.
