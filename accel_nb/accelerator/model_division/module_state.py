@@ -116,9 +116,10 @@ class ModuleSnapshot:
             if not _has_equal_values(value, before):
                 if isinstance(value, Tensor):
                     # `data` keeps the version counter: an earlier call may have saved the buffer.
-                    if value.shape != before.shape:
-                        value.resize_(before.shape)
-                    value.data.copy_(before)
+                    if value.shape != before.shape or value.dtype != before.dtype:
+                        value.data = before.clone()
+                    else:
+                        value.data.copy_(before)
                 else:
                     value[...] = before
         for (_, generator, _), state in self._generators:
@@ -159,12 +160,15 @@ def _copied(value: Any) -> Any:
 
 
 def _has_equal_values(value: Any, before: Any) -> bool:
-    """Return whether a tensor or an array has the values of its earlier copy; NaN equals NaN."""
+    """Return whether a tensor has the values of its earlier copy, NaN equal to NaN, or an array the same bytes."""
     if isinstance(value, Tensor):
         if value.shape != before.shape or value.dtype != before.dtype:
             return False
-        is_equal = torch.equal(value, before)
-        return is_equal or (value.is_floating_point() and torch.equal(value.nan_to_num(), before.nan_to_num()))
+        if torch.equal(value, before):
+            return True
+        if not value.is_floating_point() and not value.is_complex():
+            return False
+        return bool(((value == before) | (value.isnan() & before.isnan())).all())
     return value.shape == before.shape and value.tobytes() == before.tobytes()
 
 
