@@ -106,3 +106,12 @@ def test_what_cannot_be_pipelined_is_refused() -> None:
         pipeline_devices(dispatch_model(Transformer(), {"": "cpu"}))
     with pytest.raises(ConfigError, match="num_chunks is 0"):
         pipeline_devices(dispatch_model(Transformer(), MAPS["two"]), 0)
+
+
+def test_a_second_pipeline_is_refused() -> None:
+    model = dispatch_model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"0": "cpu:0", "1": "cpu:1"})
+    pipeline_devices(model)
+    with pytest.raises(MisuseError, match="a pipeline already"):
+        pipeline_devices(model)
+    remove_hook_from_submodules(model)
+    assert model(torch.ones(3, 2)).shape == (3, 2)

@@ -187,6 +187,8 @@ class DispatchRecord:
     """The modules that have offloaded weights of their own."""
     compute_devices: dict[str, torch.device] = field(default_factory=dict)
     """The modules named in the device map, and the device that computes each."""
+    is_pipelined: bool = False
+    """Whether `pipeline_devices` has wrapped the model's forward."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

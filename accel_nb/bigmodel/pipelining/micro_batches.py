@@ -25,7 +25,7 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
     outputs are joined along that dim, so the model must return one value for each sample. Results may round differently
     than for the whole batch. Each part runs in a separate thread; the order of random draws is not deterministic.
     `remove_hook_from_submodules` undoes it. Raises `MisuseError` for a model that is not dispatched over several
-    devices.
+    devices, or that is a pipeline already.
     """
     handle = get_dispatch_record(model)
     devices = list(dict.fromkeys(handle.compute_devices.values()))
@@ -35,6 +35,9 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
         )
     if num_chunks is not None and (type(num_chunks) is not int or num_chunks < 1):
         raise ConfigError(f"num_chunks is {num_chunks!r}; give a whole number from 1")
+    if handle.is_pipelined:  # a thread would wait for a device that it holds by other locks
+        raise MisuseError("the model is a pipeline already; call remove_hook_from_submodules and dispatch_model first")
+    handle.is_pipelined = True
     locks = _DeviceLocks(devices)
     for name, device in handle.compute_devices.items():
         handle.wrap(model.get_submodule(name), functools.partial(_with_device, locks, device))
