@@ -143,6 +143,8 @@ class TaskReply:
     modules: dict[str, Any] = field(default_factory=dict)
     """Modules that were imported, with the stamps of their files."""
     returned: ReturnRecord | None = None
+    references: dict[str, Any] = field(default_factory=dict)
+    """For names whose values stay on the workers: the names to which their code refers."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The settings of the process that the cell has changed."""
 

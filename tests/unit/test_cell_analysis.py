@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from accel_nb.notebook.cells.cell_analysis import analyze_cell
+from accel_nb.notebook.cells.cell_analysis import analyze_cell, names_in_code
 
 HELPERS: dict = {"__name__": "__main__"}
 exec(
@@ -265,3 +265,17 @@ def test_a_computed_text_may_be_any_name_of_the_user():
     of_shell = dict.fromkeys(("_", "__", "___", "_1", "_i", "_iii", "_i12", "_oh", "_dh", "_exit_code", "__doc__"), 0)
     found = analyze_cell(ast.parse("eval(text)"), {**ours, **of_shell, "text": "a"})
     assert set(found.needed) == {*ours, "text"}
+
+
+def test_names_of_values_on_the_workers_are_those_of_the_cell() -> None:
+    def step() -> None:
+        history.append(model)  # type: ignore[name-defined]  # noqa: F821
+
+    namespace = {"history": [], "model": 1, "trainer": types.SimpleNamespace(step=step), "other": 2}
+    step.__module__ = "__main__"
+    references = {"trainer": names_in_code("trainer", namespace)}
+    assert references == {"trainer": ["history", "model"]}
+    del namespace["trainer"]
+    names = analyze_cell(ast.parse("trainer.run(other)"), namespace, references)
+    assert set(names.needed) == {"history", "model", "other"}
+    assert names.optional == {"history", "model"}

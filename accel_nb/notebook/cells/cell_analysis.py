@@ -9,8 +9,9 @@ import ast
 import functools
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from accel_nb.notebook.cells.dynamic_names import (
@@ -50,6 +51,9 @@ _NAMES_OF_IPYTHON = re.compile(r"_+|_\d+|_i+|_i\d+|_[dio]h|_exit_code|_accel_nb_
 """Names that IPython binds to inputs, outputs, folders and the status of commands, and those of this package."""
 
 
+NO_REFERENCES: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class CellNames:
     """The names that a cell uses and binds, and the kind of cell that follows from them."""
@@ -73,18 +77,23 @@ class CellNames:
     is_empty: bool
 
 
-def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
-    """Return the names of a parsed cell, including those used by the functions and classes that it refers to."""
+def analyze_cell(
+    tree: ast.Module, namespace: Mapping[str, Any], references: Mapping[str, Sequence[str]] = NO_REFERENCES
+) -> CellNames:
+    """Return the names of a parsed cell, including those used by the functions and classes that it refers to.
+
+    ``references`` has for names whose values are only on the workers the result of `names_in_code` there.
+    """
     collector = _NameCollector()
     for statement in tree.body:
         collector.visit(statement)
-    needed = _resolve_names(collector.loaded, namespace, is_wide=True)
+    resolve = functools.partial(_resolve_names, namespace=namespace, references=references, is_wide=True)
+    needed = resolve(collector.loaded)
     if operators := called_operators(namespace, {*collector.attributes, *needed.mentioned}):
         collector.loaded |= dict.fromkeys(operators)
-        needed = _resolve_names(collector.loaded, namespace, is_wide=True)
+        needed = resolve(collector.loaded)
     if needed.looks_up_names or looks_up_names(tree):
-        needed = _resolve_names([*collector.loaded, *_names_of_user(namespace)], namespace, is_wide=True)
-        needed = replace(needed, has_more=True)
+        needed = replace(resolve([*collector.loaded, *_names_of_user(namespace)]), has_more=True)
     surely_needed = needed
     if collector.optional or needed.has_more:
         surely_needed = _resolve_names((name for name in collector.loaded if name not in collector.optional), namespace)
@@ -443,7 +452,18 @@ def _names_of_user(namespace: Mapping[str, Any]) -> Iterable[str]:
     return [name for name in list(namespace) if not (is_reserved(name) or _NAMES_OF_IPYTHON.fullmatch(name))]
 
 
-def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wide: bool = False) -> _ResolvedNames:
+def names_in_code(name: str, namespace: Mapping[str, Any]) -> list[str]:
+    """Return the names of a namespace to which the code of a value refers: its functions, hooks and classes."""
+    return [found for found in _resolve_names([name], namespace, is_wide=True).names if found != name]
+
+
+def _resolve_names(
+    names: Iterable[str],
+    namespace: Mapping[str, Any],
+    references: Mapping[str, Sequence[str]] = NO_REFERENCES,
+    *,
+    is_wide: bool = False,
+) -> _ResolvedNames:
     """Return ``names`` and all names that the notebook's functions and classes among them look up, transitively.
 
     With ``is_wide`` names are included that the code may do without: in annotations that are strings, in functions and
@@ -456,9 +476,14 @@ def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wid
     seen: set[int] = set()
     reached: set[int] = set()
     only_reads, has_more, looks_up = True, False, False
+    followed: set[str] = set()
     while waiting:
         name = waiting.pop(0)
         mentioned.add(name)
+        if is_wide and name in references and name not in followed:
+            followed.add(name)
+            waiting += references[name]
+            has_more = True
         if name in found or name not in namespace:
             continue
         found[name] = None

@@ -63,6 +63,8 @@ class NamespaceSession:
     """Whether the cell that was packed last does the same on all ranks."""
     _kept: dict[str, str] = field(default_factory=dict)
     """By path, why the newest value of a name or of a part of it is only on the workers."""
+    references: dict[str, list[str]] = field(default_factory=dict)
+    """For names whose values are only on the workers: the names to which their code refers, which cells use too."""
 
     @property
     def only_on_workers(self) -> dict[str, str]:
@@ -87,6 +89,7 @@ class NamespaceSession:
         self._environment.reset()
         self._own_modules.clear()
         self._kept = {}
+        self.references = {}
 
     def require_sendable(self, names: Iterable[str]) -> None:
         """Raise ShippingError, with the reason, if a value cannot be sent."""
@@ -250,6 +253,8 @@ class NamespaceSession:
             was_kept = any(_name_of(path) in arrived for path in self._kept)  # since an earlier cell, of any kind
             self._has_equal_ranks = self._has_equal_ranks and not was_kept
             self._kept = {path: why for path, why in self._kept.items() if _name_of(path) not in arrived}
+            self.references = {name: names for name, names in self.references.items() if name not in arrived}
+            self.references |= answer.reply.references
             reasons: dict[str, str] = {}
             for name, reason in (received.kept | received.failed).items():
                 if name not in names and name not in read and name.isidentifier():

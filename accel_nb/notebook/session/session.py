@@ -245,7 +245,7 @@ class Session:
 
     def _create_run(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> CellRun | None:
         """Create the run of a cell and show its output; return None for an empty cell."""
-        names = analyze_cell(cell.tree, self.namespace_session.user_names)
+        names = analyze_cell(cell.tree, self.namespace_session.user_names, self.namespace_session.references)
         if names.is_empty:
             return None
         running = self.last_run = create_run(

@@ -27,6 +27,7 @@ from accel_nb.accelerator.training.run_control import (
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, pack_result
+from accel_nb.notebook.cells.cell_analysis import names_in_code
 from accel_nb.notebook.cells.outputs import OUTPUT_NAME, bind_output
 from accel_nb.notebook.cells.user_names import ACCELERATOR_NAME, is_reserved
 from accel_nb.notebook.messages import CallRequest, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
@@ -53,7 +54,7 @@ from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
 from accel_nb.pool.sync.objects.shared_ids import SharedObjects
 from accel_nb.pool.sync.paths.object_paths import root_name
 from accel_nb.pool.sync.reductions.event_writers import close_event_writers
-from accel_nb.pool.sync.result_transfer import CHANGES, PackedReturn, ResultSender
+from accel_nb.pool.sync.result_transfer import CHANGES, PackedReturn, ResultSender, ReturnRecord
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process.environment import patch_environment, set_variables
@@ -158,8 +159,8 @@ class CellProgram:
                 reply = replace(reply, error=make_error_report(problem, [f"ShippingError: {problem}"], self._namespace))
         self._result = None
         packed = self._pack_changes(request, resolved, before, is_whole=outcome == "done")
-        if packed is not None:
-            reply = replace(reply, returned=packed.record)
+        if packed is not None and before is not None:
+            reply = replace(reply, returned=packed.record, references=self._references(request, before, packed.record))
             sent = {**packed.payloads, **sent}
         return TaskResult(outcome, reply.to_body(), sent, interrupted_exchange=interrupted_exchange)
 
@@ -294,6 +295,19 @@ class CellProgram:
         return NamespaceSnapshot.take(
             names, used, shared=request.shared, rebound=request.bound, kept=request.kept, imported=imported
         )
+
+    def _references(
+        self, request: RunRequest, before: NamespaceSnapshot, returned: ReturnRecord
+    ) -> dict[str, list[str]]:
+        """Return for values that the notebook does not have the names to which their code refers."""
+        kept = {root_name(path).partition(".")[0] for path in returned.kept}
+        only_here = {name for name in request.used if name in before.bindings and name not in before.shared}
+        names = [name for name in sorted(kept | only_here) if name in self._namespace]
+        return {
+            name: names_in_code(name, self._namespace)
+            for name in names
+            if not self._is_hidden(name, self._namespace[name])
+        }
 
     def _execute(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell, or the call, and return the error that it raised, or None."""
