@@ -145,7 +145,7 @@ def _walk(tree: ast.AST, parent: ast.AST | None = None) -> Iterator[tuple[ast.AS
 
 
 def _device_text(node: ast.AST, parent: ast.AST | None) -> str | None:
-    """Return the replacement of an expression that names a CUDA device, or chooses one if it is available; else None."""
+    """Return the replacement of an expression that names a CUDA device, or chooses one if available; else None."""
     if isinstance(node, ast.IfExp) and "is_available" in ast.unparse(node.test):
         return _device_text(node.body, parent)
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.device" and len(node.args) == 1:
