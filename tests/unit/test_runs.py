@@ -225,6 +225,7 @@ def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistr
         loss = math.nan if step == 5000 else 9.0 if step == 2500 else 1 / step
         state.fold([StepDone(rank, step, float(step), loss + rank, 0.1, 0.01, 4) for rank in (0, 1)])
     state.fold([MetricLogged(0, 5000, 1.0, "loss", 0.25), MetricLogged(0, 5000, 1.0, "accuracy", 0.75)])
+    state.tables.table("plan", 0, "0").append((1.0, 0.1))
     state.finish("done")
     record_run("train()", options(), state, end_of_run(state, 1.0, None))
     (run,) = registry.runs()
@@ -232,7 +233,10 @@ def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistr
     losses = [values["loss"] for _, values in rows if "loss" in values]
     assert len(rows) < 500
     assert max(value for value in losses if value == value) == 9.5, "the mean of both ranks, with its spike"
-    assert run.metrics["accuracy"] == 0.75
+    assert 0.25 not in losses, "a logged metric is no part of the loss's curve"
+    assert [values for _, values in rows if "loss (logged)" in values][-1] == {"loss (logged)": 0.25}
+    assert (run.metrics["accuracy"], run.metrics["loss (logged)"]) == (0.75, 0.25)
+    assert "0" not in {name for _, values in rows for name in values}, "a planned learning rate is no metric"
     assert run.num_steps == 5000
     assert "nan" in main_says(["runs", "list"]), "a loss that is not finite is a number"
 

@@ -26,7 +26,7 @@ def end_of_run(state: PanelState, duration_s: float, error: BaseException | None
     """Return how a cell ended, from the state of its panel."""
     losses = state.facts()["losses"]
     metrics = {fact["name"]: float(fact["value"]) for fact in losses if fact["value"] is not None}
-    metrics |= {name: value for name, value in state.metrics.items() if math.isfinite(value)}
+    metrics |= {_metric_name(state, name): value for name, value in state.metrics.items() if math.isfinite(value)}
     return RunEnd(
         state.title,
         "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
@@ -81,15 +81,20 @@ def describe_run(source: str, resolved: Resolved, specs: Sequence[WorkerSpec], s
 
 
 def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]]:
-    """Yield loss and metrics, means over ranks, downsampled to extremes and last values for a small chart."""
-    curves: dict[tuple[str, str], Table] = {}
+    """Yield losses and metrics, means over ranks: at most `MAX_POINTS` points of each, the last one included."""
+    curves: dict[str, Table] = {}
     for (kind, _, name), table in sorted(state.tables.items()):  # the mean is stored under the lowest rank number
-        if kind != "memory" and len(table):
-            curves.setdefault((kind, name), table)
-    for (_, name), table in curves.items():
+        if kind in ("step", "metric") and len(table):
+            curves.setdefault((name or "loss") if kind == "step" else _metric_name(state, name), table)
+    for name, table in curves.items():
         steps, values = table.downsampled(MAX_POINTS)[:2].tolist()
         for step, value in zip([*steps, table.columns[0][-1]], [*values, table.columns[1][-1]], strict=True):
-            yield int(step), {name or "loss": value if math.isfinite(value) else repr(value)}
+            yield int(step), {name: value if math.isfinite(value) else repr(value)}
+
+
+def _metric_name(state: PanelState, name: str) -> str:
+    """Return the name under which a logged metric is recorded: another than that of a loss of the steps."""
+    return f"{name} (logged)" if name in [loss or "loss" for loss in state.loss_names] else name
 
 
 def _first_line(source: str) -> str:
