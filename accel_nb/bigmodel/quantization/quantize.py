@@ -16,7 +16,7 @@ from accel_nb.config.byte_sizes import size_text
 from accel_nb.errors import ConfigError
 
 _PROBE_ROWS = 8
-_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+_USES_CHILDREN_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 """torch modules that use the weights of their children without calling them."""
 
 
@@ -87,7 +87,8 @@ class QuantizationReport:
             worst = max(self.errors, key=lambda name: self.errors[name])
             mean = sum(self.errors.values()) / len(self.errors)
             text += (
-                f"; outputs of a layer are off by {mean:.2%} in the mean, at most {self.errors[worst]:.2%} ({worst})"
+                f"; outputs of a layer have a mean relative error of {mean:.2%}, at most {self.errors[worst]:.2%} "
+                f"({worst})"
             )
         return text
 
@@ -103,11 +104,11 @@ def quantize_model(
 
     On the meta device nothing is computed: weights are then quantized while a checkpoint is loaded. ``dtype`` is that
     of the computation (None: the layers' own). Layers of ``keep_in_fp32_modules`` are skipped too; their dtype stays.
-    Raises `ConfigError` with all problems.
+    Raises `ConfigError` with all problems, and then leaves the model as it is.
     """
-    how = as_quantization(quantization)
-    names = _choose_layers(model, how, keep_in_fp32_modules)
-    replace_linear_layers(model, how, names, None if dtype is None else parse_dtype(dtype))
+    options = as_quantization(quantization)
+    names = _choose_layers(model, options, keep_in_fp32_modules)
+    replace_linear_layers(model, options, names, None if dtype is None else parse_dtype(dtype))
     return model
 
 
@@ -139,24 +140,26 @@ def as_quantization(given: str | Quantization) -> Quantization:
     return given if isinstance(given, Quantization) else Quantization(given)  # type: ignore[arg-type]
 
 
-def _choose_layers(model: nn.Module, how: Quantization, kept: Sequence[str]) -> list[str]:
+def _choose_layers(model: nn.Module, quantization: Quantization, kept: Sequence[str]) -> list[str]:
     """Return the names of the layers to quantize; raises `ConfigError` if there are none, or a name matches nothing."""
     tied = {name.rpartition(".")[0] for held in list_tensors(model) if len(held.names) > 1 for name in held.names}
-    inside = [name for name, module in model.named_modules() if isinstance(module, _WHOLE)]
+    inside = [name for name, module in model.named_modules() if isinstance(module, _USES_CHILDREN_WEIGHTS)]
     linear = [
         name
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and not any(name.startswith(f"{whole}.") for whole in inside if whole)
+        if name
+        and type(module) is nn.Linear
+        and not any(name.startswith(f"{outer}." if outer else "") for outer in inside)
     ]
-    if how.skip_modules is None:
+    if quantization.skip_modules is None:
         chosen = [name for name in linear[:-1] if name not in tied]
         chosen += [name for name in linear[-1:] if name not in tied and not _is_head(model, name)]
     else:
-        chosen = [name for name in linear if not any(matches_name(name, skip) for skip in how.skip_modules)]
+        chosen = [name for name in linear if not any(matches_name(name, skip) for skip in quantization.skip_modules)]
     chosen = [name for name in chosen if not any(matches_name(name, keep) for keep in kept)]
     problems: list[str] = []
     names = {name for name, _ in model.named_modules()}
-    for option, given in (("skip_modules", how.skip_modules or ()), ("keep_in_fp32_modules", kept)):
+    for option, given in (("skip_modules", quantization.skip_modules or ()), ("keep_in_fp32_modules", kept)):
         if wrong := [pattern for pattern in given if not any(matches_name(name, pattern) for name in names)]:
             problems.append(f"{option} has names that match no module of the model: {', '.join(wrong)}")
     if not chosen:
@@ -172,22 +175,29 @@ def _is_head(model: nn.Module, name: str) -> bool:
 
 
 def _copy_to_compact_memory(parts: list[Tensor]) -> list[Tensor]:
-    """Return copies in separate memory, so that the allocator can free the temporaries."""
+    """Return CPU copies in separate memory, so that the allocator can free the temporaries."""
     if any(not part.is_cpu for part in parts):
         return parts
     kept = empty_tensors([(part.shape, part.dtype) for part in parts])
     return [memory.copy_(part) for memory, part in zip(kept, parts, strict=True)]
 
 
-def replace_linear_layers(model: nn.Module, how: Quantization, names: Sequence[str], dtype: torch.dtype | None) -> None:
-    """Replace linear layers by quantized ones; raises `ConfigError` with those that cannot be quantized."""
+def replace_linear_layers(
+    model: nn.Module, quantization: Quantization, names: Sequence[str], dtype: torch.dtype | None
+) -> None:
+    """Replace linear layers by quantized ones.
+
+    Raises `ConfigError` with those that cannot be quantized, and then replaces none.
+    """
     problems: list[str] = []
-    for name in names:
-        owner, _, leaf = name.rpartition(".")
-        layer: Any = model.get_submodule(name)
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
+    for name, layer in layers.items():
         try:
-            setattr(model.get_submodule(owner), leaf, QuantizedLinear(layer, how, dtype).train(layer.training))
+            build_kernel(quantization, (layer.out_features, layer.in_features), dtype or layer.weight.dtype)
         except ConfigError as error:
             problems += [f"{name} cannot be quantized: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
+    for name, layer in layers.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, QuantizedLinear(layer, quantization, dtype).train(layer.training))
