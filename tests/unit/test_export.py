@@ -116,6 +116,33 @@ def train(model, data, *, epochs):
     assert text.endswith("\n\n\ntrain(model, data=loader, epochs=2)\n")
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "optimizer: optim.Optimizer = optim.SGD(net.parameters())",
+        "params = list(net.parameters())\noptimizer = optim.SGD(params)",
+        "params = [p for p in net.parameters()]\noptimizer = optim.SGD(params)",
+        "count, optimizer = 1, optim.SGD(net.parameters())",
+    ],
+)
+def test_the_model_of_an_optimizer_is_found(statement: str):
+    loop = "%%accelerate\nfor x in loader:\n    net(x).mean().backward()\n    optimizer.step()\n    scheduler.step()"
+    text = body(SETUP, f"net = model\n{statement}\nscheduler = optim.lr_scheduler.StepLR(optimizer, 2)", loop)
+    assert "net, optimizer, scheduler, loader = accelerator.prepare(net, optimizer, scheduler, loader)" in text
+
+
+def test_more_arguments_than_positional_parameters_are_not_those_of_keywords():
+    function = """\
+def train(net, *labels, data=()):
+    for x in data:
+        net(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    text = body(SETUP, function, "label = 1", "%%accelerate\ntrain(model, label)")
+    assert "label" not in text.partition("accelerator.prepare(")[2].partition(")")[0]
+
+
 def test_trained_arguments_of_a_function_are_prepared_by_its_caller():
     function = """\
 def epoch(net, opt, batches):

@@ -1,7 +1,8 @@
 """Static analysis of what cells train: which names refer to models, optimizers, schedulers and loaders.
 
 An optimizer is a name whose ``step`` is called, its model the name whose ``parameters()`` it was constructed with, and
-a loader the iterable of a loop with a backward pass. Parameters of functions are resolved to the arguments of calls.
+a loader the iterable of a loop with a backward pass. The parameters may be passed by a name that holds them, as a list
+or a filter. Parameters of functions are resolved to the arguments of calls.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_PARAMETER_CONTAINERS = frozenset({"list", "tuple", "dict", "set", "iter", "filter", "sorted", "chain"})
+"""Functions whose result holds the parameters that they are given."""
 _ITERATOR_WRAPPERS = frozenset({"enumerate", "zip", "iter", "reversed", "tqdm", "trange"})
 
 
@@ -42,6 +45,7 @@ class TrainingAnalysis:
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
         self._models: dict[str, list[str]] = {}
+        self._parameter_holders: set[str] = set()
         self._functions: dict[str, Function] = {}
         self.bound: set[str] = set()
         for tree in trees:
@@ -55,7 +59,7 @@ class TrainingAnalysis:
                 self._names_to_prepare[name] = self._find_names_to_prepare(self._functions[name])
 
     def trains(self, node: ast.AST) -> bool:
-        """Return whether code has a backward pass other than the accelerator's, or calls a function with one."""
+        """Return whether code has a backward pass other than `accelerator.backward`, or calls a function with one."""
         return any(is_backward(part) or _called_function(part) in self.functions for part in ast.walk(node))
 
     def roles_in_cell(self, tree: ast.Module) -> dict[str, Role]:
@@ -153,23 +157,28 @@ class TrainingAnalysis:
     def _record_models(self, nodes: Iterable[ast.AST]) -> None:
         """Record which models' parameters each assigned name was constructed from."""
         for node in nodes:
-            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-                continue
-            models = [
-                part.func.value.id
-                for part in ast.walk(node.value)
-                if isinstance(part, ast.Call)
+            for name, value in _assigned_values(node):
+                if models := list(dict.fromkeys(self._models_in(value))):
+                    self._models[name] = models
+                    is_constructed = isinstance(value, ast.Call) and _last_name(value.func) not in _PARAMETER_CONTAINERS
+                    (self._parameter_holders.discard if is_constructed else self._parameter_holders.add)(name)
+
+    def _models_in(self, value: ast.expr) -> Iterator[str]:
+        """Yield the names of models whose parameters an expression reads, itself or by a name that holds them."""
+        for part in ast.walk(value):
+            if isinstance(part, ast.Name) and part.id in self._parameter_holders:
+                yield from self._models[part.id]
+            elif (
+                isinstance(part, ast.Call)
                 and isinstance(part.func, ast.Attribute)
                 and part.func.attr in ("parameters", "named_parameters")
                 and isinstance(part.func.value, ast.Name)
-            ]
-            for target in node.targets:
-                if isinstance(target, ast.Name) and models:
-                    self._models[target.id] = models
+            ):
+                yield part.func.value.id
 
 
 def is_backward(node: ast.AST) -> bool:
-    """Return whether a node calls a tensor's ``backward``."""
+    """Return whether a node calls a method ``backward`` other than `accelerator.backward`."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -192,6 +201,17 @@ def _stored_names(nodes: Iterable[ast.AST]) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
+def _assigned_values(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each name that an assignment binds, with its value; tuples of names and of values are paired."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    for target in targets:
+        value = node.value  # pyright: ignore[reportAttributeAccessIssue]
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+            pairs = zip(target.elts, value.elts, strict=False)
+        yield from ((name.id, own) for name, own in pairs if isinstance(name, ast.Name) and own is not None)
+
+
 def _parameter_names(function: Function) -> list[str]:
     arguments = function.args
     return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
@@ -199,7 +219,8 @@ def _parameter_names(function: Function) -> list[str]:
 
 def _arguments(call: ast.Call, function: Function) -> Mapping[str, str]:
     """Return the name that a call passes for each parameter, for arguments that are plain names."""
-    given = dict(zip(_parameter_names(function), call.args, strict=False))
+    positional = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
+    given = dict(zip(positional, call.args, strict=False))
     given |= {item.arg: item.value for item in call.keywords if item.arg is not None}
     return {name: value.id for name, value in given.items() if isinstance(value, ast.Name)}
 
