@@ -84,6 +84,18 @@ def test_bits_are_the_same_wherever_tensors_start(
         torch.set_num_threads(before)
 
 
+def test_tensors_at_offsets_that_no_view_can_have_are_not_leased(tmp_path: Path) -> None:
+    header = b'{"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+    for spaces in range(8):
+        path = tmp_path / f"{spaces}.safetensors"
+        own = header + b" " * spaces
+        path.write_bytes(len(own).to_bytes(8, "little") + own + bytes(8))
+        tensors = list(open_safetensors(path).tensors.values())
+        can_view = tensors[0].offset % 4 == 0
+        assert mmap_weights.can_lease(tensors, rows_only=True) == can_view
+        assert can_view or not mmap_weights.can_lease(tensors)
+
+
 def test_nothing_stays_mapped(tmp_path: Path) -> None:
     path = save_starting_at(Transformer(), tmp_path / "one", 0)
     model = on_disk(Transformer, path)

@@ -35,21 +35,22 @@ class FileRange:
 def merge_ranges(tensors: Sequence[FileTensor]) -> Iterator[tuple[FileRange, list[int]]]:
     """Yield ranges of files, and the indices of the tensors in each."""
     order = sorted(range(len(tensors)), key=lambda at: (id(tensors[at].file), tensors[at].offset))
-    extent: FileRange | None = None
+    file_range: FileRange | None = None
     inside: list[int] = []
     for at in order:
-        if extent is None or not extent.extend_by(tensors[at]):
-            if extent is not None:
-                yield extent, inside
-            extent, inside = FileRange(tensors[at]), []
+        if file_range is None or not file_range.extend_by(tensors[at]):
+            if file_range is not None:
+                yield file_range, inside
+            file_range, inside = FileRange(tensors[at]), []
         inside.append(at)
-    if extent is not None:
-        yield extent, inside
+    if file_range is not None:
+        yield file_range, inside
 
 
 def are_cached(tensors: Sequence[FileTensor]) -> bool:
     """Return whether all tensors are in the page cache, so that reading them does not wait for a disk."""
-    return all(extent.file.is_cached(extent.begin, extent.end - extent.begin) for extent, _ in merge_ranges(tensors))
+    ranges = (file_range for file_range, _ in merge_ranges(tensors))
+    return all(part.file.is_cached(part.begin, part.end - part.begin) for part in ranges)
 
 
 class PageLease:
@@ -70,7 +71,7 @@ class PageLease:
                 file.acquire_lease()
                 self._leased.append(file)
                 file.check_length()
-        except OSError:
+        except BaseException:
             self.release()
             raise
 
@@ -83,9 +84,12 @@ class PageLease:
 def can_lease(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
     """Return whether tensors are in the page cache, aligned as CPU kernels need it, and in files that support leases.
 
-    ``rows_only``: only few rows are looked up, which touches few pages and rounds nothing; only leases are needed then.
+    ``rows_only``: only few rows are looked up, which reads few pages, and copies rows without arithmetic. Then the
+    offsets need to be multiples of the item sizes only.
     """
     if not all(file.can_lease() for file in {tensor.file for tensor in tensors}):
+        return False
+    if any(tensor.offset % tensor.dtype.itemsize for tensor in tensors):  # torch views no such bytes in another dtype
         return False
     if rows_only:
         return True
@@ -100,10 +104,10 @@ def lease_pages(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Pa
     truncated.
     """
     mapped: dict[int, Tensor] = {}
-    for extent, inside in merge_ranges(tensors):
-        pages = extent.file.map_part(extent.begin, extent.end - extent.begin, whole=not rows_only)
+    for file_range, inside in merge_ranges(tensors):
+        pages = file_range.file.map_part(file_range.begin, file_range.end - file_range.begin, whole=not rows_only)
         for at in inside:
-            begin = tensors[at].offset - extent.begin
+            begin = tensors[at].offset - file_range.begin
             part = pages[begin : begin + tensors[at].nbytes]
             mapped[at] = part.view(tensors[at].dtype).view(tensors[at].shape)
     return PageLease([mapped[at] for at in range(len(tensors))], list({tensor.file for tensor in tensors}))
@@ -113,8 +117,8 @@ def lease_pages(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Pa
 def is_alignment_irrelevant() -> bool:
     """Return whether matrix products are bitwise equal for every alignment of the matrix; measured on this processor.
 
-    Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (MKL's matrix-vector product with
-    SSE4.2) add in another order if the address is not a multiple of 16.
+    Files of the safetensors library have tensors at multiples of 8 bytes. Some kernels (MKL's matrix-vector product
+    with SSE4.2) add in another order if the address is not a multiple of 16.
     """
     drawn = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
