@@ -38,11 +38,12 @@ def save_fsdp_model(
 ) -> None:
     """Write a prepared model's whole weights; with ``adapter_only`` those that train. Every process must call.
 
-    ``fsdp_plugin`` and ``use_dcp`` are accepted: the file does not depend on how the model is sharded.
+    ``fsdp_plugin`` and ``use_dcp`` are ignored: the file does not depend on how the model is sharded.
     """
     found = accelerator.get_state_dict(model)
     if adapter_only:
-        trained = {name for name, value in model.named_parameters() if value.requires_grad}
+        parameters = model.named_parameters(remove_duplicate=False)  # a tied weight has each of its names
+        trained = {name for name, value in parameters if value.requires_grad}
         found = {name: value for name, value in found.items() if name in trained}
     _write(accelerator, found, _file(output_dir, FSDP_MODEL_NAME, model_index))
 
@@ -75,7 +76,7 @@ def save_fsdp_optimizer(
     optimizer_index: int = 0,
     use_dcp: bool = True,
 ) -> None:
-    """Write the whole state of a prepared optimizer. Every process must call."""
+    """Write the whole state of a prepared optimizer. Every process must call; ``model`` has no effect."""
     parts = accelerator.components
     found = parts.strategy.read_state(Bundle((), (optimizer,)), copied=False)["optimizers"][0]
     flat = {f"{index} {key}": value for index, state in found["state"].items() for key, value in state.items()}
@@ -96,7 +97,10 @@ def load_fsdp_optimizer(
     adapter_only: bool = False,
     use_dcp: bool = True,
 ) -> None:
-    """Load what `save_fsdp_optimizer` has written into a prepared optimizer. Every process must call."""
+    """Load what `save_fsdp_optimizer` has written into a prepared optimizer. Every process must call.
+
+    ``model`` and ``adapter_only`` have no effect.
+    """
     values = _read(_file(input_dir, OPTIMIZER_NAME, optimizer_index))
     _load(accelerator, Bundle((), (optimizer,)), optimizers=[values])
 
@@ -107,10 +111,10 @@ def merge_fsdp_weights(
     safe_serialization: bool = True,
     remove_checkpoint_dir: bool = False,
 ) -> None:
-    """Merge the shards that FSDP or ``torch.distributed.checkpoint`` has saved into one file, on the first process.
+    """Merge the shards of a folder, which FSDP or ``torch.distributed.checkpoint`` has saved, into one file.
 
-    Every process must call. The file is ``model.safetensors``, or ``pytorch_model.bin`` without
-    ``safe_serialization``. Raises `CheckpointError` for a folder that is damaged or holds no model's weights.
+    The first process merges; every process must call. The file is ``model.safetensors``, or ``pytorch_model.bin``
+    without ``safe_serialization``. Raises `CheckpointError` for a folder that is damaged or holds no model's weights.
     """
     process = PartialState()
     if process.is_main_process:
