@@ -18,6 +18,7 @@ from torch import nn
 from traitlets.config import Config
 
 from accel_nb.bigmodel.meta import init_empty_weights, init_on_device
+from accel_nb.bigmodel.planning import sizes
 from accel_nb.bigmodel.planning.device_map import (
     check_device_map,
     clean_device_map,
@@ -27,7 +28,7 @@ from accel_nb.bigmodel.planning.device_map import (
 )
 from accel_nb.bigmodel.planning.placement import describe_device_map, find_place
 from accel_nb.bigmodel.planning.sizes import (
-    _cgroup_rooms,
+    _free_in_cgroups,
     available_host_memory,
     compute_module_sizes,
     find_blocks,
@@ -36,6 +37,7 @@ from accel_nb.bigmodel.planning.sizes import (
     list_tensors,
 )
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.devices.registry import device_type
 from tests.support.transformer import Transformer
 
 EVERYTHING = sum(t.numel() * 4 for t in [*Transformer().parameters(), *Transformer().buffers()])
@@ -120,12 +122,20 @@ def test_the_host_has_room_and_a_control_group_limits_it(tmp_path) -> None:
     (tmp_path / "a/memory.current").write_text("700\n")
     (tmp_path / "a/memory.stat").write_text("anon 5\ninactive_file 200\n")
     (tmp_path / "a/b/memory.max").write_text("max\n")
-    assert _cgroup_rooms(tmp_path, tmp_path / "table") == [500]
+    assert _free_in_cgroups(tmp_path, tmp_path / "table") == [500]
 
 
 def test_blocks_are_found() -> None:
     assert find_blocks(Transformer()) == ["Block"]
     assert find_blocks(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))) == []
+    model = Transformer()
+    model.blocks.append(None)  # pyright: ignore[reportArgumentType]
+    assert find_blocks(model) == ["Block"], "an empty slot is no block"
+
+
+def test_a_number_is_a_device_of_the_default_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "default_type", lambda: device_type("xpu"))
+    assert sizes.to_torch_device(1) == torch.device("xpu", 1)
 
 
 def test_everything_goes_to_the_first_device_that_holds_it() -> None:

@@ -104,11 +104,12 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
 
 
 def find_blocks(model: nn.Module) -> list[str]:
-    """Return the class names of repeated blocks: modules with children that occur at least twice in a module list."""
+    """Return the names of repeated blocks' classes: those with children, of which a module list has two or more."""
     found: dict[str, None] = {}
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
-            classes = [type(child).__name__ for child in module if next(child.children(), None) is not None]
+            children = [child for child in module if child is not None]  # slots may be empty
+            classes = [type(child).__name__ for child in children if next(child.children(), None) is not None]
             found.update(dict.fromkeys(name for name in classes if classes.count(name) > 1))
     return list(found)
 
@@ -134,28 +135,28 @@ def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict
 
 def available_host_memory() -> int:
     """Return the bytes that this process may still allocate, by the machine, its control groups and its rlimits."""
-    rooms = [available_memory()]
+    free = [available_memory()]
     process = psutil.Process().memory_info()
     for kind, used in ((resource.RLIMIT_AS, process.vms), (resource.RLIMIT_DATA, getattr(process, "data", 0))):
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
-            rooms.append(limit - used)
-    return max(0, min(rooms))
+            free.append(limit - used)
+    return max(0, min(free))
 
 
 def available_memory() -> int:
     """Return the bytes available to this process, page cache included, by the machine and its control groups."""
-    rooms = [psutil.virtual_memory().available, *_cgroup_rooms(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]
-    return max(0, min(rooms))
+    free = [psutil.virtual_memory().available, *_free_in_cgroups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]
+    return max(0, min(free))
 
 
-def _cgroup_rooms(root: Path, table: Path) -> list[int]:
+def _free_in_cgroups(root: Path, table: Path) -> list[int]:
     """Return the free bytes in each control group of this process (versions 1 and 2)."""
     try:
         lines = [line.split(":", 2) for line in table.read_text().splitlines()]
     except OSError:
         return []
-    rooms: list[int] = []
+    free: list[int] = []
     for _, controllers, path in (line for line in lines if len(line) == 3):
         if controllers not in ("", "memory"):
             continue
@@ -167,10 +168,10 @@ def _cgroup_rooms(root: Path, table: Path) -> list[int]:
         for folder in [inside, *inside.parents]:
             if folder == root.parent or not folder.is_relative_to(base):
                 break
-            room = _free_in_cgroup(folder / limit, folder / usage, folder / "memory.stat")
-            if room is not None:
-                rooms.append(room)
-    return rooms
+            free_here = _free_in_cgroup(folder / limit, folder / usage, folder / "memory.stat")
+            if free_here is not None:
+                free.append(free_here)
+    return free
 
 
 def _free_in_cgroup(limit: Path, usage: Path, stat: Path) -> int | None:
@@ -213,7 +214,7 @@ def device_problems(device: object, where: str, *, must_exist: bool = False) -> 
     if isinstance(device, int) and device < 0:
         return [f"{where} names the device {device!r}; {allowed}"]
     if isinstance(device, int):
-        made = torch.device("cuda", device)
+        made = to_torch_device(device)
     else:
         try:
             made = torch.device(device)
@@ -228,7 +229,8 @@ def device_problems(device: object, where: str, *, must_exist: bool = False) -> 
 
 
 def to_torch_device(device: Device) -> torch.device:
-    """Return the torch device of a place other than ``disk``; a number is a CUDA device."""
+    """Return the torch device of a place other than ``disk``; a number is an accelerator's, CUDA's if there is none."""
     if isinstance(device, int):
-        return torch.device("cuda", device)
+        kind = default_type()
+        return torch.device("cuda" if kind.is_host else kind.name, device)
     return torch.device(device)
