@@ -7,6 +7,8 @@ from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
 
 
 class Holder(torch.nn.Module):
+    value: torch.Tensor
+
     def __init__(self, value: torch.Tensor) -> None:
         super().__init__()
         self.register_buffer("value", value)
@@ -37,3 +39,20 @@ def test_a_buffer_of_another_dtype_is_restored() -> None:
     model.value.data = torch.zeros(2, dtype=torch.float64)
     snapshot.restore()
     assert torch.equal(model.value, torch.ones(2))
+
+
+def test_the_order_of_a_dict_is_restored() -> None:
+    model = Holder(torch.ones(1))
+    model.recent = {"a": 1, "b": 2}  # pyright: ignore
+    snapshot = ModuleSnapshot(model, shards_params=False)
+    model.recent["a"] = model.recent.pop("a")  # pyright: ignore
+    snapshot.restore()
+    assert list(model.recent) == ["a", "b"]  # pyright: ignore
+
+
+def test_a_nested_tensor_is_left_alone() -> None:
+    model = Holder(torch.ones(1))
+    model.parts = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])  # pyright: ignore
+    snapshot = ModuleSnapshot(model, shards_params=False)
+    model.value.zero_()
+    assert list(snapshot.restore().values) == ["value"]

@@ -76,7 +76,7 @@ class ModuleSnapshot:
             (Reachable(f"{name}.{key}".lstrip("."), value, is_users), value.detach().clone())
             for name, part, is_users in parts
             for key, value in part._buffers.items()
-            if value is not None and value.layout is torch.strided and not value.is_meta
+            if value is not None and value.layout is torch.strided and not value.is_meta and not value.is_nested
         ]
         self.uncopied: list[tuple[str, Tensor]] = []
         num_bytes = 0
@@ -176,6 +176,8 @@ def _is_same(value: Any, content: Any) -> bool:
     """Return whether a container holds the same objects as its earlier copy."""
     if len(value) != len(content):
         return False
+    if isinstance(value, dict) and any(one is not other for one, other in zip(value, content, strict=True)):
+        return False
     if isinstance(value, Mapping):
         return all(key in content and item is content[key] for key, item in value.items())
     if isinstance(value, set):
@@ -198,3 +200,6 @@ def _refill(container: Any, content: Any) -> None:
     for key, value in content.items():  # the `update` of a Counter adds
         if key not in container or container[key] is not value:
             container[key] = value
+    if isinstance(container, dict) and any(one is not other for one, other in zip(container, content, strict=True)):
+        for key in content:  # to the end, in the earlier order
+            container[key] = container.pop(key)

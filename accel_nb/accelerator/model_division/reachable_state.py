@@ -230,7 +230,7 @@ def _walk(model: nn.Module) -> Iterator[Reachable]:
 def has_values(value: Any) -> bool:
     """Return whether a value is a tensor or a NumPy array whose values can be copied."""
     if type(value) is Tensor:
-        return value.layout is torch.strided and not value.is_meta
+        return value.layout is torch.strided and not value.is_meta and not value.is_nested
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
