@@ -52,7 +52,8 @@ class ThreadRank:
 def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
     """Call ``compute(index, comm)`` in ``size`` threads, and return the results by index.
 
-    Raises the first error; `RuntimeError` if the threads do not make the same exchanges.
+    Raises the error that was first in time; `RuntimeError` if the threads do not make the same exchanges, or if one
+    computes longer than the others wait.
     """
     barrier = threading.Barrier(size)
     values: list[Any] = [None] * size
@@ -71,14 +72,23 @@ def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
                 barrier.abort()
 
     threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:  # an interrupt: the threads end before the model is used again
+        barrier.abort()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+        raise
     if errors:
         raise errors[0]
+    if not results:
+        raise RuntimeError(f"a thread has computed for more than {_TIMEOUT_S:g} s, and others have waited for it")
     if len(results) < size:
-        raise RuntimeError("its parts do not agree")
+        raise RuntimeError("the threads made different exchanges")
     return [results[index] for index in range(size)]
 
 
