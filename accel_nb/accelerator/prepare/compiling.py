@@ -31,14 +31,15 @@ class Compiler:
         }
         if options.mode != "default":
             self._settings["mode"] = options.mode
-        self._compiled: dict[int, list[nn.Module]] = {}
+        self._compiled: dict[int, list[tuple[nn.Module, Any]]] = {}
+        """The compiled blocks of each model by its id, with their own compiled calls from before."""
 
     def compile(self, model: nn.Module) -> None:
         """Compile a model's repeated blocks, or the model as a whole if there are none or ``regional`` is off."""
         if not self._is_on or id(model) in self._compiled:
             return
         blocks = list(repeated_blocks(model).values()) if self._is_regional else []
-        self._compiled[id(model)] = blocks
+        self._compiled[id(model)] = [(block, block._compiled_call_impl) for block in blocks]
         for block in blocks:
             block.compile(**self._settings)
         if not blocks:
@@ -53,8 +54,8 @@ class Compiler:
         blocks = self._compiled.pop(id(model), None)
         if blocks is None:
             return
-        for block in blocks:
-            block._compiled_call_impl = None
+        for block, before in blocks:
+            block._compiled_call_impl = before
         if not blocks:
             restore_forward(model)
 
