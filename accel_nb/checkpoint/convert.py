@@ -60,6 +60,10 @@ def merge(
     is_dcp = is_dcp_folder(url)
     if removes_shards and not is_dcp:
         raise CheckpointError(f"{os.fspath(url)}: there are no shards of torch.distributed.checkpoint to remove")
+    if is_dcp and model:
+        raise CheckpointError(
+            f"{os.fspath(url)}: there is no model {model}; a folder of torch.distributed.checkpoint holds one, number 0"
+        )
     if is_dcp:
         stored = open_dcp_weights(url)
         weights, left_out = stored.tensors(), stored.left_out
