@@ -72,6 +72,8 @@ class PaddingCollate:
 
     def _mappings(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         keys = list(samples[0])
+        if self._mask in keys:
+            raise MisuseError(f"PaddingCollate(mask={self._mask!r}): samples have a field of this name; give another")
         for number, sample in enumerate(samples):
             if set(sample) != set(keys):
                 raise MisuseError(
@@ -121,10 +123,15 @@ class PaddingCollate:
         if min(lengths) == length:
             return torch.stack(values), lengths
         fill = self._pad.get(key, 0) if isinstance(self._pad, Mapping) else self._pad
+        is_integral = not (values[0].is_floating_point() or values[0].is_complex())
+        if is_integral and not float(fill).is_integer():
+            raise MisuseError(
+                f"PaddingCollate(pad={fill!r}): field {key!r} has whole numbers; pad it with one, by a dict of pads"
+            )
         batch = values[0].new_full((len(values), length, *values[0].shape[1:]), fill)
-        for row, value in zip(batch, values, strict=True):
+        for number, value in enumerate(values):
             size = value.shape[0]
-            (row[:size] if self._side == "right" else row[length - size :]).copy_(value)
+            batch[number, slice(size) if self._side == "right" else slice(length - size, length)] = value
         return batch, lengths
 
     def _mask_from(self, lengths: list[int], length: int) -> Tensor:
@@ -141,6 +148,9 @@ def _is_sequence(value: Any) -> bool:
 
 def _column(values: Sequence[Any], key: Key) -> list[Tensor]:
     """Return one field of all samples as tensors that differ in their first dim at most."""
+    for number, value in enumerate(values):
+        if isinstance(value, list) and not _is_sequence(value):
+            raise MisuseError(f"field {key!r} cannot be padded: in sample {number} it has items that are no numbers")
     tensors = [value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu") for value in values]
     if any(isinstance(value, list) and not value for value in values):  # an empty list has no dtype
         full = next((tensor for tensor in tensors if tensor.numel()), torch.zeros(0, dtype=torch.int64, device="cpu"))
