@@ -90,7 +90,12 @@ def _write_safetensors(
 def _pickle(weights: Iterable[tuple[str, Any]], folder: str | os.PathLike[str]) -> int:
     merged, target = dict(weights), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    torch.save(merged, target / PICKLED_WEIGHTS)
+    partial = target / f"{PICKLED_WEIGHTS}.part"
+    try:
+        torch.save(merged, partial)
+        os.replace(partial, target / PICKLED_WEIGHTS)
+    finally:
+        partial.unlink(missing_ok=True)
     return len(merged)
 
 

@@ -67,6 +67,17 @@ def test_accelerates_command_line_merges_and_removes_the_shards(
     assert os.listdir(saved) == ["config.json"]
 
 
+def test_an_error_leaves_no_pickled_weights(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_some(_: Any, path: Path) -> None:
+        path.write_bytes(b"some")
+        raise OSError("no space")
+
+    monkeypatch.setattr(torch, "save", write_some)
+    with pytest.raises(OSError, match="no space"):
+        merge(saved, tmp_path / "out", as_safetensors=False)
+    assert os.listdir(tmp_path / "out") == []
+
+
 def test_a_second_model_is_no_part_of_such_a_folder(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no model 1"):
         merge(saved, tmp_path / "out", model=1)
