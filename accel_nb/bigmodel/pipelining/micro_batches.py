@@ -23,7 +23,8 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
 
     A batch (the first dim of the first tensor given) is cut into ``num_chunks`` parts (None: two for each device); the
     outputs are joined along that dim, so the model must return one value for each sample. Results may round differently
-    than for the whole batch. Each part runs in a separate thread; the order of random draws is not deterministic.
+    than for the whole batch, and batch norm in training computes its statistics for each part. Each part runs in a
+    separate thread; the order of random draws is not deterministic.
     `remove_hook_from_submodules` undoes it. Raises `MisuseError` for a model that is not dispatched over several
     devices, or that is a pipeline already.
     """
@@ -122,7 +123,10 @@ def _in_micro_batches(locks: _DeviceLocks, num_chunks: int, inner: Callable[...,
 
 
 def _current_modes(devices: Sequence[torch.device]) -> list[Callable[[], AbstractContextManager[Any]]]:
-    """Return context managers that apply this thread's modes in another: gradients, autocast, streams."""
+    """Return context managers that apply this thread's modes in another: inference, gradients, autocast, streams.
+
+    Other modes that belong to a thread do not apply there.
+    """
     modes: list[Callable[[], AbstractContextManager[Any]]] = [
         functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
         functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
