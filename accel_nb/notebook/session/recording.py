@@ -23,7 +23,7 @@ MAX_POINTS = 200
 
 
 def end_of_run(state: PanelState, duration_s: float, error: BaseException | None) -> RunEnd:
-    """Return how a cell ended, from the state of its panel."""
+    """Return the end of a cell, from the state of its panel."""
     losses = state.facts()["losses"]
     metrics = {fact["name"]: float(fact["value"]) for fact in losses if fact["value"] is not None}
     metrics |= {_metric_name(state, name): value for name, value in state.metrics.items() if math.isfinite(value)}
@@ -38,7 +38,7 @@ def end_of_run(state: PanelState, duration_s: float, error: BaseException | None
 
 
 def record_run(source: str, resolved: Resolved, state: PanelState, end: RunEnd) -> None:
-    """Record a cell that has ended. Skip one without steps and metrics, or without a panel. Never raises."""
+    """Record a cell that has ended. Skip one without steps and metrics, or without a panel. An error is logged."""
     if not state.has_data:
         return
     try:

@@ -1,8 +1,8 @@
 """Coordination of an action that all ranks of a request perform after the same step, without messages between ranks.
 
 Each rank reports how many ends of steps it has counted, and waits at its next one. When all have reported, the kernel
-sends the decision to perform the action at the highest count plus one, which no rank can have passed. One action is
-coordinated at a time.
+sends the decision to perform the action at the highest count plus one, which no rank can have passed. One proposal is
+open at a time.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class ControlCoordinator:
     _asked_ranks: set[int] = field(default_factory=set)
     _proposed_at: float = 0.0
     _counts: dict[int, int] = field(default_factory=dict)
-    _agreed: dict[int, tuple[int, ControlRequest]] = field(default_factory=dict)
+    _decided: dict[int, tuple[int, ControlRequest]] = field(default_factory=dict)
+    """The decided actions by their numbers, each with the lowest rank that was asked."""
 
     def update(self, waiting: set[int]) -> None:
         """Propose the next action to the running ranks, or withdraw one that a rank has not answered in time."""
@@ -144,15 +145,15 @@ class ControlCoordinator:
             return
         self._counts[rank] = answer.count
         if self._asked_ranks <= set(self._counts):
-            self._agreed[self._last_action_id] = min(self._asked_ranks), self._proposed
+            self._decided[self._last_action_id] = min(self._asked_ranks), self._proposed
             self._proposed = None
             self._send_decision(max(self._counts.values()) + 1)
 
     def record_done(self, rank: int, report: ActionDone) -> None:
-        """Record after which step a rank performed the action."""
-        reporter, requested = self._agreed.get(report.action_id, (None, None))
+        """Record the step after which the lowest asked rank performed the action; other ranks' reports are ignored."""
+        reporter, requested = self._decided.get(report.action_id, (None, None))
         if requested is not None and rank == reporter:
-            del self._agreed[report.action_id]
+            del self._decided[report.action_id]
             requested.resolve(report.text, report.step, rank)
 
     def cancel(self) -> None:
@@ -164,7 +165,7 @@ class ControlCoordinator:
         """Resolve all open actions as not done: the request has ended."""
         self.queue.close()
         self._resolve_proposed(_ENDED)
-        for _, requested in self._agreed.values():
+        for _, requested in self._decided.values():
             requested.resolve(_NO_STEP)
 
     def _resolve_proposed(self, text: str) -> None:
