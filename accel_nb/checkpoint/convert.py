@@ -99,8 +99,8 @@ def _pickle(weights: Iterable[tuple[str, Any]], folder: str | os.PathLike[str]) 
     return len(merged)
 
 
-def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_shares: int) -> str:
-    """Write the same checkpoint as ``num_shares`` ranks would, and return its URL; the source is not changed.
+def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_ranks: int) -> str:
+    """Write the same checkpoint as ``num_ranks`` ranks would, and return its URL; the source is not changed.
 
     Raises `CheckpointError` if the target exists.
     """
@@ -116,12 +116,12 @@ def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_sha
         raise CheckpointError(f"{store.url}/{name} exists; give a folder that does not")
     check_name_is_free(store, name, source.manifest.origin.run)
     suffix = "" if store.supports_rename else f"-{save_id}"
-    writes = plan_writes(plans, [{}] * num_shares, suffix)
+    writes = plan_writes(plans, [{}] * num_ranks, suffix)
     folder = store.begin(name, save_id)
     state = encoded.to_bytes()
     rank_plans = [
         SavePlan(store, name, folder, save_id, source.manifest.origin, state, writes, encoded.leaves, rank, suffix)
-        for rank in range(num_shares)
+        for rank in range(num_ranks)
     ]
     try:
         parts = [write_share(plan, lambda tasks: live_buffers(encoded.leaves, tasks)) for plan in rank_plans]

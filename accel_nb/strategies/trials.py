@@ -20,7 +20,7 @@ class TrialFailed(Exception):
     """Raised if parts compute something else than the whole, or if a trial cannot be made."""
 
 
-class ThreadRank:
+class ThreadCommunicator:
     """The communicator of one of several threads; it exchanges tensors as a communicator of ranks does."""
 
     def __init__(self, barrier: threading.Barrier, values: list[Any], index: int) -> None:
@@ -49,7 +49,7 @@ class ThreadRank:
         return found
 
 
-def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
+def run_threads(size: int, compute: Callable[[int, ThreadCommunicator], T]) -> list[T]:
     """Call ``compute(index, comm)`` in ``size`` threads, and return the results by index.
 
     Raises the error that was first in time; `RuntimeError` if the threads do not make the same exchanges, or if one
@@ -62,7 +62,7 @@ def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
 
     def run(index: int) -> None:
         try:
-            results[index] = compute(index, ThreadRank(barrier, values, index))
+            results[index] = compute(index, ThreadCommunicator(barrier, values, index))
         except threading.BrokenBarrierError:
             pass
         except Exception as error:

@@ -20,7 +20,7 @@ def test_a_thread_that_computes_too_long_is_no_disagreement(monkeypatch: pytest.
     monkeypatch.setattr(trials, "_TIMEOUT_S", 0.05)
     waited = threading.Event()
 
-    def compute(index: int, comm: trials.ThreadRank) -> None:
+    def compute(index: int, comm: trials.ThreadCommunicator) -> None:
         if index:
             waited.wait(10)
         try:

@@ -59,7 +59,7 @@ class Compiler:
         if not blocks:
             restore_forward(model)
 
-    def has_compiled(self, model: nn.Module) -> bool:
+    def has_compiled_whole(self, model: nn.Module) -> bool:
         """Return whether the model is compiled as a whole."""
         return self._compiled.get(id(model)) == []
 
@@ -80,7 +80,7 @@ class Compiler:
         return f"{type(model).__name__} is compiled by {self._settings['backend']}, {what}"
 
 
-def require_compiler(options: CompileOptions, device: torch.device) -> None:
+def require_cpp_compiler(options: CompileOptions, device: torch.device) -> None:
     """Raise `ConfigError` if models are to be compiled for the CPU and no C++ compiler is installed."""
     if options.backend == "inductor" and device_type(device).is_host and (name := missing_compiler()) is not None:
         raise ConfigError(
