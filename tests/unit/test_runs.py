@@ -219,6 +219,15 @@ def test_json_output_has_names_for_numbers_that_json_lacks(registry: RunRegistry
         assert read(facts)["metrics"] == {"loss": "nan", "ratio": "-inf", "accuracy": 0.5}
 
 
+def test_a_cell_ends_with_an_error_that_has_no_text():
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    end = end_of_run(PanelState("digits", 1), 1.0, Wordless())
+    assert (end.error or "").startswith("Wordless: <")
+
+
 def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistry):
     state = PanelState("long", 2)
     for step in range(1, 5001):
