@@ -9,7 +9,7 @@ from enum import Enum
 import torch
 
 from accel_nb.accelerator.prepare.activation_checkpointing import ActivationCheckpointer
-from accel_nb.accelerator.prepare.compiling import Compiler, require_compiler
+from accel_nb.accelerator.prepare.compiling import Compiler, require_cpp_compiler
 from accel_nb.accelerator.prepare.preparer import KeptLoaders, Preparer
 from accel_nb.accelerator.prepare.strategy_selection import StrategySelection
 from accel_nb.accelerator.process.init_world import initialize_world
@@ -117,7 +117,7 @@ def build_components(
     requested = AUTO if settings.ignores_sharding(world) else options.strategy
     builder = build(requested, options, world, registry)
     device = builder.kind.capabilities.open_device(world)
-    require_compiler(options.compile, device)
+    require_cpp_compiler(options.compile, device)
     precision = build_precision(options.precision, device, autocast=options.autocast, scaler=options.scaler)
     strategy = builder.build(precision)
     strategy.open(world, comm)

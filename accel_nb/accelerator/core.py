@@ -486,7 +486,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
             )
         precision = parts.strategy.precision if keep_fp32_wrapper and model in parts.preparer else None
         return plain_view_in_precision(
-            model, precision, keeps_inner=keep_torch_compile and parts.compiler.has_compiled(model)
+            model, precision, keeps_inner=keep_torch_compile and parts.compiler.has_compiled_whole(model)
         )
 
     def free_memory(self, *objects: Any) -> list[None]:

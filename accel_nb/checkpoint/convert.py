@@ -52,9 +52,7 @@ def merge(
     as_safetensors: bool = True,
     removes_shards: bool = False,
 ) -> MergedWeights:
-    """Write the weights of model number ``model`` of a checkpoint, or of a folder of DCP, which holds one model.
-
-    DCP is `torch.distributed.checkpoint`.
+    """Write the weights of one model of a checkpoint, or of a folder of ``torch.distributed.checkpoint`` (DCP).
 
     The files are ``model.safetensors`` or shards of it, else the one file ``pytorch_model.bin`` of torch.save. With
     ``removes_shards`` the files of DCP are removed afterwards. Raises `CheckpointError`, and then removes nothing.
@@ -63,7 +61,9 @@ def merge(
     if removes_shards and not is_dcp:
         raise CheckpointError(f"{os.fspath(url)}: there are no shards of torch.distributed.checkpoint to remove")
     if is_dcp and model:
-        raise CheckpointError(f"{os.fspath(url)} holds one model: leave out the number of the model, {model}")
+        raise CheckpointError(
+            f"{os.fspath(url)}: there is no model {model}; a folder of torch.distributed.checkpoint holds one, number 0"
+        )
     if is_dcp:
         stored = open_dcp_weights(url)
         weights, left_out = stored.tensors(), stored.left_out
@@ -90,12 +90,17 @@ def _write_safetensors(
 def _pickle(weights: Iterable[tuple[str, Any]], folder: str | os.PathLike[str]) -> int:
     merged, target = dict(weights), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    torch.save(merged, target / PICKLED_WEIGHTS)
+    partial = target / f"{PICKLED_WEIGHTS}.part"
+    try:
+        torch.save(merged, partial)
+        os.replace(partial, target / PICKLED_WEIGHTS)
+    finally:
+        partial.unlink(missing_ok=True)
     return len(merged)
 
 
-def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_shares: int) -> str:
-    """Write the same checkpoint as ``num_shares`` ranks would, and return its URL; the source is not changed.
+def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_ranks: int) -> str:
+    """Write the same checkpoint as ``num_ranks`` ranks would, and return its URL; the source is not changed.
 
     Raises `CheckpointError` if the target exists.
     """
@@ -111,12 +116,12 @@ def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_sha
         raise CheckpointError(f"{store.url}/{name} exists; give a folder that does not")
     check_name_is_free(store, name, source.manifest.origin.run)
     suffix = "" if store.supports_rename else f"-{save_id}"
-    writes = plan_writes(plans, [{}] * num_shares, suffix)
+    writes = plan_writes(plans, [{}] * num_ranks, suffix)
     folder = store.begin(name, save_id)
     state = encoded.to_bytes()
     rank_plans = [
         SavePlan(store, name, folder, save_id, source.manifest.origin, state, writes, encoded.leaves, rank, suffix)
-        for rank in range(num_shares)
+        for rank in range(num_ranks)
     ]
     try:
         parts = [write_share(plan, lambda tasks: live_buffers(encoded.leaves, tasks)) for plan in rank_plans]

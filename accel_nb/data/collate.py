@@ -20,20 +20,19 @@ class PaddingCollate:
 
     Samples are sequences, or dicts, tuples and lists with fields that are sequences; other values are collated by
     PyTorch's ``default_collate``. A sequence is a tensor or an array with at least one dim, or a list of numbers. A
-    batch of mappings is a dict; named tuples stay what they are, and other sequences become a tuple or list.
+    batch has the container type of its samples.
 
     Args:
         pad: The value to pad with, or one for each field by key (position for tuples); other fields are padded with 0.
         multiple_of: Lengths are padded to a multiple of this, which makes some GPU kernels faster.
         mask: Name of a field to add that is 1 where a sample has values and 0 where it is padded: shape (batch,
-            length), int64. It belongs to ``mask_of``, or to the first sequence. In tuples it is the last
-            item; samples that are single sequences become a pair.
+            length), int64. It belongs to ``mask_of``, or to the first padded field. In tuples it is the last item;
+            samples that are single sequences become a pair.
         mask_of: The field that the mask belongs to.
         only: The fields to pad; by default every sequence.
         side: The side to pad.
 
-    Raises `MisuseError` for samples that differ in more than their first dim, or in their fields, and for fields that
-    samples do not have.
+    Raises `MisuseError` for samples that differ in more than their first dim, or in their fields.
     """
 
     def __init__(
@@ -73,6 +72,8 @@ class PaddingCollate:
 
     def _mappings(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         keys = list(samples[0])
+        if self._mask in keys:
+            raise MisuseError(f"PaddingCollate(mask={self._mask!r}): samples have a field of this name; give another")
         for number, sample in enumerate(samples):
             if set(sample) != set(keys):
                 raise MisuseError(
@@ -80,10 +81,6 @@ class PaddingCollate:
                     f"{sorted(map(str, keys))}: all samples need the same"
                 )
         columns = {key: [sample[key] for sample in samples] for key in keys}
-        if self._mask in columns:
-            raise MisuseError(
-                f"PaddingCollate(mask={self._mask!r}): samples have a field of this name; use another one"
-            )
         batch, mask = self._fields(columns)
         if self._mask is not None and mask is not None:
             batch[self._mask] = mask
@@ -104,16 +101,10 @@ class PaddingCollate:
 
     def _fields(self, columns: Mapping[Any, list[Any]]) -> tuple[dict[Any, Any], Tensor | None]:
         """Collate each field; also return the mask if it is requested and a field was a sequence."""
-        named = {*(self._only or ()), *(self._pad if isinstance(self._pad, Mapping) else ())}
-        if unknown := sorted(map(repr, named - columns.keys())):
-            raise MisuseError(
-                f"PaddingCollate: pad and only name {', '.join(unknown)}, and the fields of the samples are "
-                f"{', '.join(map(repr, columns))}"
-            )
         batch: dict[Any, Any] = {}
         mask: Tensor | None = None
         for key, values in columns.items():
-            if not all(map(_is_sequence, values)) or (self._only is not None and key not in self._only):
+            if not _is_sequence(values[0]) or (self._only is not None and key not in self._only):
                 batch[key] = default_collate(values)
                 continue
             batch[key], lengths = self._padded(_column(values, key), key)
@@ -132,13 +123,15 @@ class PaddingCollate:
         if min(lengths) == length:
             return torch.stack(values), lengths
         fill = self._pad.get(key, 0) if isinstance(self._pad, Mapping) else self._pad
-        is_whole = not (values[0].is_floating_point() or values[0].is_complex())
-        if is_whole and isinstance(fill, float) and not fill.is_integer():
-            raise MisuseError(f"PaddingCollate: field {key!r} holds whole numbers, and {fill} is none")
+        is_integral = not (values[0].is_floating_point() or values[0].is_complex())
+        if is_integral and not float(fill).is_integer():
+            raise MisuseError(
+                f"PaddingCollate(pad={fill!r}): field {key!r} has whole numbers; pad it with one, by a dict of pads"
+            )
         batch = values[0].new_full((len(values), length, *values[0].shape[1:]), fill)
         for number, value in enumerate(values):
-            start = 0 if self._side == "right" else length - value.shape[0]
-            batch[number, start : start + value.shape[0]] = value
+            size = value.shape[0]
+            batch[number, slice(size) if self._side == "right" else slice(length - size, length)] = value
         return batch, lengths
 
     def _mask_from(self, lengths: list[int], length: int) -> Tensor:
@@ -155,6 +148,9 @@ def _is_sequence(value: Any) -> bool:
 
 def _column(values: Sequence[Any], key: Key) -> list[Tensor]:
     """Return one field of all samples as tensors that differ in their first dim at most."""
+    for number, value in enumerate(values):
+        if isinstance(value, list) and not _is_sequence(value):
+            raise MisuseError(f"field {key!r} cannot be padded: in sample {number} it has items that are no numbers")
     tensors = [value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu") for value in values]
     if any(isinstance(value, list) and not value for value in values):  # an empty list has no dtype
         full = next((tensor for tensor in tensors if tensor.numel()), torch.zeros(0, dtype=torch.int64, device="cpu"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from accel_nb.errors import PoolError
-from accel_nb.pool.control.coordination import ControlCoordinator, ControlQueue
+from accel_nb.pool.control.coordination import ActionQueue, ControlCoordinator
 from accel_nb.pool.control.hang_detection import HangDetector
 from accel_nb.pool.control.stop_escalation import RankResult, Reason, StopEscalation, WorkerDeath
 from accel_nb.pool.engine import (
@@ -149,7 +149,7 @@ class Pool:
         num_interrupts: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
         finishes: bool = False,
-        controls: ControlQueue | None = None,
+        controls: ActionQueue | None = None,
         poll_s: float = POLL_S,
     ) -> tuple[list[RankResult], Reason | None]:
         """Run a task on the ranks that are keys of ``bodies`` and wait until it has ended on each.
@@ -168,7 +168,7 @@ class Pool:
         hang_detector = HangDetector(
             self._engine, self._number, self.size, lambda rank, line: listener.on_message(rank, HANG, {"line": line})
         )
-        coordinator = ControlCoordinator(self._engine, self._number, ControlQueue() if controls is None else controls)
+        coordinator = ControlCoordinator(self._engine, self._number, ActionQueue() if controls is None else controls)
         results: list[RankResult] = []
         waiting, lost = set(bodies), set[int]()
         unsent = {

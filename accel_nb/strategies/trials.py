@@ -20,7 +20,7 @@ class TrialFailed(Exception):
     """Raised if parts compute something else than the whole, or if a trial cannot be made."""
 
 
-class ThreadRank:
+class ThreadCommunicator:
     """The communicator of one of several threads; it exchanges tensors as a communicator of ranks does."""
 
     def __init__(self, barrier: threading.Barrier, values: list[Any], index: int) -> None:
@@ -49,10 +49,11 @@ class ThreadRank:
         return found
 
 
-def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
+def run_threads(size: int, compute: Callable[[int, ThreadCommunicator], T]) -> list[T]:
     """Call ``compute(index, comm)`` in ``size`` threads, and return the results by index.
 
-    Raises the first error; `RuntimeError` if the threads do not make the same exchanges.
+    Raises the error that was first in time; `RuntimeError` if the threads do not make the same exchanges, or if one
+    computes longer than the others wait.
     """
     barrier = threading.Barrier(size)
     values: list[Any] = [None] * size
@@ -61,7 +62,7 @@ def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
 
     def run(index: int) -> None:
         try:
-            results[index] = compute(index, ThreadRank(barrier, values, index))
+            results[index] = compute(index, ThreadCommunicator(barrier, values, index))
         except threading.BrokenBarrierError:
             pass
         except Exception as error:
@@ -71,14 +72,23 @@ def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
                 barrier.abort()
 
     threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:  # an interrupt: the threads end before the model is used again
+        barrier.abort()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+        raise
     if errors:
         raise errors[0]
+    if not results:
+        raise RuntimeError(f"a thread has computed for more than {_TIMEOUT_S:g} s, and others have waited for it")
     if len(results) < size:
-        raise RuntimeError("its parts do not agree")
+        raise RuntimeError("the threads made different exchanges")
     return [results[index] for index in range(size)]
 
 

@@ -96,6 +96,23 @@ def test_tensors_at_offsets_that_no_view_can_have_are_not_leased(tmp_path: Path)
         assert can_view or not mmap_weights.can_lease(tensors)
 
 
+def test_alignment_is_measured_without_the_users_autocast() -> None:
+    mmap_weights.is_alignment_irrelevant.cache_clear()
+    seen: set[torch.dtype] = set()
+
+    class Products(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is nn.functional.linear:
+                assert result.dtype == args[0].dtype
+                seen.add(result.dtype)
+            return result
+
+    with torch.autocast("cpu", torch.bfloat16), Products():
+        mmap_weights.is_alignment_irrelevant()
+    assert torch.float32 in seen
+
+
 def test_nothing_stays_mapped(tmp_path: Path) -> None:
     path = save_starting_at(Transformer(), tmp_path / "one", 0)
     model = on_disk(Transformer, path)

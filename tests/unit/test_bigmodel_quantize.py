@@ -142,6 +142,19 @@ def test_layers_may_be_left_alone() -> None:
         quantize_model(whole, "int8")
 
 
+def test_an_error_leaves_the_model_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64))
+    with pytest.raises(ConfigError, match="1 cannot be quantized"):
+        quantize_model(model, Quantization("int4", skip_modules=()))
+    assert not quantized_layers(model)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(64, 64), nn.TransformerEncoderLayer(64, 2, 64)])
+def test_a_model_that_is_a_layer_itself_has_none_to_replace(model: nn.Module) -> None:
+    with pytest.raises(ConfigError, match="no linear layer is left"):
+        quantize_model(model, Quantization("int8", skip_modules=()))
+
+
 def wrong_record(folder: Path, **changes: Any) -> None:
     record = json.loads((folder / RECORD).read_text())
     (folder / RECORD).write_text(json.dumps({**record, **changes}))

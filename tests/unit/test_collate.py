@@ -98,6 +98,7 @@ def test_it_works_in_worker_processes():
         ([torch.ones(2, 3), torch.ones(2, 4)], r"field 0 cannot be padded.*\(2, 3\) float32, \(2, 4\) float32"),
         ([torch.ones(2), torch.ones(2).long()], "float32.*int64"),
         ([{"x": [1]}, {"y": [1]}], r"sample 1 of a batch has the fields \['y'\]"),
+        ([{"x": []}, {"x": ["a"]}], "field 'x' cannot be padded: in sample 1"),
         ([(1, 2), (1,)], "sample 1 of a batch has 1 items"),
     ],
 )
@@ -136,3 +137,20 @@ def test_samples_with_a_gradient_keep_it():
 def test_a_mask_of_a_field_that_is_not_there_is_an_error():
     with pytest.raises(MisuseError, match=r"mask_of='z'.*fields are x"):
         PaddingCollate(mask="m", mask_of="z")([{"x": [1]}])
+
+
+def test_a_mask_replaces_no_field():
+    with pytest.raises(MisuseError, match="have a field of this name"):
+        PaddingCollate(mask="x")([{"x": [1]}])
+
+
+def test_whole_numbers_are_padded_with_one():
+    with pytest.raises(MisuseError, match="has whole numbers"):
+        PaddingCollate(pad=0.5)([[1], [1, 2]])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_gradients_reach_the_samples(side):
+    samples = [torch.ones(1, requires_grad=True), torch.ones(2, requires_grad=True)]
+    PaddingCollate(side=side)(samples).sum().backward()
+    assert [sample.grad.tolist() for sample in samples] == [[1], [1, 1]]

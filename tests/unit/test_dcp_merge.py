@@ -67,6 +67,22 @@ def test_accelerates_command_line_merges_and_removes_the_shards(
     assert os.listdir(saved) == ["config.json"]
 
 
+def test_an_error_leaves_no_pickled_weights(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_some(_: Any, path: Path) -> None:
+        path.write_bytes(b"some")
+        raise OSError("no space")
+
+    monkeypatch.setattr(torch, "save", write_some)
+    with pytest.raises(OSError, match="no space"):
+        merge(saved, tmp_path / "out", as_safetensors=False)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_second_model_is_no_part_of_such_a_folder(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no model 1"):
+        merge(saved, tmp_path / "out", model=1)
+
+
 def test_the_command_for_checkpoints_merges_them_in_several_files(saved: Path, tmp_path: Path) -> None:
     words = ["checkpoint", "merge", str(saved), "--out", str(tmp_path / "out"), "--max-shard-size", "1KB"]
     assert main(words) == 0

@@ -25,9 +25,9 @@ from accel_nb.notebook.session.run_controls import MAX_PER_SECOND, NO_CHECKPOINT
 from accel_nb.pool.control.coordination import (
     ANSWER_TIMEOUT_S,
     MAX_QUEUED,
+    ActionQueue,
+    ControlAction,
     ControlCoordinator,
-    ControlQueue,
-    ControlRequest,
 )
 from accel_nb.pool.messages import ActionDone, DecideAction, ProposeAction, StepCount
 from accel_nb.runtime.world import World
@@ -111,15 +111,15 @@ def test_a_flood_is_counted_and_not_listened_to():
 
 
 def test_wishes_are_bounded_and_none_is_left_open():
-    requests = ControlQueue()
-    asked = [ControlRequest(to_message(StopAfterStep())) for _ in range(MAX_QUEUED + 1)]
+    requests = ActionQueue()
+    asked = [ControlAction(to_message(StopAfterStep())) for _ in range(MAX_QUEUED + 1)]
     for action in asked:
         requests.add(action)
     assert [action.text for action in asked if action.wait(0)] == [
         f"not done: {MAX_QUEUED} others wait for the end of a step"
     ]
     requests.close()
-    requests.add(late := ControlRequest(to_message(StopAfterStep())))
+    requests.add(late := ControlAction(to_message(StopAfterStep())))
     assert all(action.wait(0) and action.step is None for action in [*asked, late])
 
 
@@ -162,7 +162,7 @@ class ThreadEngine:
     """An engine whose ranks are threads of this process."""
 
     def __init__(self, size: int) -> None:
-        self.requests = ControlQueue()
+        self.requests = ActionQueue()
         self.coordinator = ControlCoordinator(self, 1, self.requests)  # type: ignore[arg-type]
         self.ranks = [Rank(self, rank) for rank in range(size)]
         self.silent: set[int] = set()
@@ -193,10 +193,10 @@ def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
     ]
     for thread in threads:
         thread.start()
-    asked: list[ControlRequest] = []
+    asked: list[ControlAction] = []
     while any(thread.is_alive() for thread in threads):
         if chance.random() < 0.01 and len(asked) < 200:
-            asked.append(ControlRequest(to_message(SetInterval(len(asked) + 1))))
+            asked.append(ControlAction(to_message(SetInterval(len(asked) + 1))))
             run.requests.add(asked[-1])
         run.turn()
     run.coordinator.close()
@@ -211,7 +211,7 @@ def test_a_rank_that_does_not_answer_delays_no_rank_for_long():
     run, now = ThreadEngine(2), [0.0]
     run.coordinator.clock = lambda: now[0]
     run.silent.add(1)
-    run.requests.add(action := ControlRequest(to_message(StopAfterStep())))
+    run.requests.add(action := ControlAction(to_message(StopAfterStep())))
     run.turn()
     assert run.ranks[0].receiver.is_pending
     now[0] = ANSWER_TIMEOUT_S + 0.1
@@ -225,7 +225,7 @@ def test_a_rank_that_does_not_answer_delays_no_rank_for_long():
 def test_no_rank_is_held_where_the_run_is_being_stopped():
     run = ThreadEngine(2)
     run.silent.add(1)
-    run.requests.add(action := ControlRequest(to_message(StopAfterStep())))
+    run.requests.add(action := ControlAction(to_message(StopAfterStep())))
     run.turn()
     run.coordinator.cancel()
     assert not run.ranks[0].receiver.is_pending
@@ -236,7 +236,7 @@ def test_a_rank_whose_cell_has_not_begun_is_asked_again():
     run, now = ThreadEngine(2), [0.0]
     run.coordinator.clock = lambda: now[0]
     run.silent.add(1)
-    run.requests.add(action := ControlRequest(to_message(SetInterval(2))))
+    run.requests.add(action := ControlAction(to_message(SetInterval(2))))
     run.turn()
     run.coordinator.record_count(1, StepCount(1, 1, None))
     assert not run.ranks[0].receiver.is_pending, "no rank is held meanwhile"

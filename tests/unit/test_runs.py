@@ -22,7 +22,7 @@ from accel_nb.runs import Run, RunRegistry, default_folder
 from accel_nb.runs.labels import RunLabels
 from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.runtime.strict_json import parse_strict_json
-from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, RatePlanned, StepDone
+from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, StepDone
 from accel_nb.telemetry.trackers.jsonl import JsonlTracker
 from accel_nb.ui.view import PanelState
 
@@ -113,7 +113,6 @@ def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: RunRegistr
     record_run("print(1)", options(), state, end_of_run(state, 1.0, None))
     assert registry.runs() == []
     state.fold([StepDone(0, step, float(step), 1.0 / step, 0.1, 0.01, 4) for step in (1, 2)])
-    state.fold([RatePlanned(0, 0, 0.0, (1, 2), (0.1, 0.05))])  # planned values are not those of the run
     state.fold([MetricLogged(0, 2, 2.0, "accuracy", 0.75), CheckpointSaved(0, 2, 2.0, "runs/step_2", 0.1, 0.2, 3)])
     end = end_of_run(state, 1.0, KeyboardInterrupt())
     record_run("# %%accelerate\nimport x\ntrain()", options(cpus=2), state, end)
@@ -220,12 +219,22 @@ def test_json_output_has_names_for_numbers_that_json_lacks(registry: RunRegistry
         assert read(facts)["metrics"] == {"loss": "nan", "ratio": "-inf", "accuracy": 0.5}
 
 
+def test_a_cell_ends_with_an_error_that_has_no_text():
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    end = end_of_run(PanelState("digits", 1), 1.0, Wordless())
+    assert (end.error or "").startswith("Wordless: <")
+
+
 def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistry):
     state = PanelState("long", 2)
     for step in range(1, 5001):
         loss = math.nan if step == 5000 else 9.0 if step == 2500 else 1 / step
         state.fold([StepDone(rank, step, float(step), loss + rank, 0.1, 0.01, 4) for rank in (0, 1)])
     state.fold([MetricLogged(0, 5000, 1.0, "loss", 0.25), MetricLogged(0, 5000, 1.0, "accuracy", 0.75)])
+    state.tables.table("plan", 0, "0").append((1.0, 0.1))
     state.finish("done")
     record_run("train()", options(), state, end_of_run(state, 1.0, None))
     (run,) = registry.runs()
@@ -233,9 +242,10 @@ def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistr
     losses = [values["loss"] for _, values in rows if "loss" in values]
     assert len(rows) < 500
     assert max(value for value in losses if value == value) == 9.5, "the mean of both ranks, with its spike"
-    assert run.metrics["accuracy"] == 0.75
-    assert run.metrics["loss (logged)"] == 0.25
-    assert [values for _, values in rows if "loss (logged)" in values] == [{"loss (logged)": 0.25}] * 2
+    assert 0.25 not in losses, "a logged metric is no part of the loss's curve"
+    assert [values for _, values in rows if "loss (logged)" in values][-1] == {"loss (logged)": 0.25}
+    assert (run.metrics["accuracy"], run.metrics["loss (logged)"]) == (0.75, 0.25)
+    assert "0" not in {name for _, values in rows for name in values}, "a planned learning rate is no metric"
     assert run.num_steps == 5000
     assert "nan" in main_says(["runs", "list"]), "a loss that is not finite is a number"
 

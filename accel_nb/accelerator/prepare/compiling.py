@@ -31,14 +31,15 @@ class Compiler:
         }
         if options.mode != "default":
             self._settings["mode"] = options.mode
-        self._compiled: dict[int, list[nn.Module]] = {}
+        self._compiled: dict[int, list[tuple[nn.Module, Any]]] = {}
+        """The compiled blocks of each model by its id, with their own compiled calls from before."""
 
     def compile(self, model: nn.Module) -> None:
         """Compile a model's repeated blocks, or the model as a whole if there are none or ``regional`` is off."""
         if not self._is_on or id(model) in self._compiled:
             return
         blocks = list(repeated_blocks(model).values()) if self._is_regional else []
-        self._compiled[id(model)] = blocks
+        self._compiled[id(model)] = [(block, block._compiled_call_impl) for block in blocks]
         for block in blocks:
             block.compile(**self._settings)
         if not blocks:
@@ -53,12 +54,12 @@ class Compiler:
         blocks = self._compiled.pop(id(model), None)
         if blocks is None:
             return
-        for block in blocks:
-            block._compiled_call_impl = None
+        for block, before in blocks:
+            block._compiled_call_impl = before
         if not blocks:
             restore_forward(model)
 
-    def has_compiled(self, model: nn.Module) -> bool:
+    def has_compiled_whole(self, model: nn.Module) -> bool:
         """Return whether the model is compiled as a whole."""
         return self._compiled.get(id(model)) == []
 
@@ -79,7 +80,7 @@ class Compiler:
         return f"{type(model).__name__} is compiled by {self._settings['backend']}, {what}"
 
 
-def require_compiler(options: CompileOptions, device: torch.device) -> None:
+def require_cpp_compiler(options: CompileOptions, device: torch.device) -> None:
     """Raise `ConfigError` if models are to be compiled for the CPU and no C++ compiler is installed."""
     if options.backend == "inductor" and device_type(device).is_host and (name := missing_compiler()) is not None:
         raise ConfigError(

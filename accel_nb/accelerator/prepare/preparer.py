@@ -449,7 +449,7 @@ class Preparer:
             restore_forward(model)
         self._checkpointer.undo(model)
         if self._evaluated.pop(id(model), None) is not None:
-            if plain_class(model) is not type(model) and not self._compiler.has_compiled(model):
+            if plain_class(model) is not type(model) and not self._compiler.has_compiled_whole(model):
                 restore_forward(model)
         else:
             self._stepper.strategy.unwrap(model)

@@ -155,6 +155,8 @@ def _device_text(node: ast.AST, parent: ast.AST | None) -> str | None:
         return "str(accelerator.device)" if parts == ["cuda:", None] else None
     if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and _CUDA.fullmatch(node.value)):
         return None
+    if isinstance(parent, ast.Compare):
+        return None
     takes_device = isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) and parent.func.attr == "to"
     if takes_device or (isinstance(parent, ast.keyword) and parent.arg in ("device", "map_location")):
         return "accelerator.device"

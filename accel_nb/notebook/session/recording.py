@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 
 from accel_nb.config import Resolved, flags_to_line
 from accel_nb.pool.engine import WorkerSpec
@@ -23,23 +24,22 @@ MAX_POINTS = 200
 
 
 def end_of_run(state: PanelState, duration_s: float, error: BaseException | None) -> RunEnd:
-    """Return how a cell ended, from the state of its panel."""
+    """Return the end of a cell, from the state of its panel."""
     losses = state.facts()["losses"]
     metrics = {fact["name"]: float(fact["value"]) for fact in losses if fact["value"] is not None}
-    names = frozenset(metrics)
-    metrics |= {_metric_name(name, names): value for name, value in state.metrics.items() if math.isfinite(value)}
+    metrics |= {_metric_name(state, name): value for name, value in state.metrics.items() if math.isfinite(value)}
     return RunEnd(
         state.title,
         "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
         duration_s,
         state.ranks.num_steps,
         metrics,
-        None if error is None else f"{type(error).__name__}: {error}"[:2000],
+        None if error is None else f"{type(error).__name__}: {_text_of(error)}"[:2000],
     )
 
 
 def record_run(source: str, resolved: Resolved, state: PanelState, end: RunEnd) -> None:
-    """Record a cell that has ended. Skip one without steps and metrics, or without a panel. Never raises."""
+    """Record a cell that has ended. Skip one without steps and metrics, or without a panel. An error is logged."""
     if not state.has_data:
         return
     try:
@@ -82,23 +82,25 @@ def describe_run(source: str, resolved: Resolved, specs: Sequence[WorkerSpec], s
 
 
 def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]]:
-    """Yield loss and metrics, means over ranks, at most `MAX_POINTS` points of each, the last one included."""
-    tables: dict[tuple[str, str], Table] = {}
+    """Yield losses and metrics, means over ranks: at most `MAX_POINTS` points of each, the last one included."""
+    curves: dict[str, Table] = {}
     for (kind, _, name), table in sorted(state.tables.items()):  # the mean is stored under the lowest rank number
-        if len(table):
-            tables.setdefault((kind, name), table)
-    losses = {name or "loss": table for (kind, name), table in tables.items() if kind == "step"}
-    metrics = {_metric_name(name, losses): table for (kind, name), table in tables.items() if kind == "metric"}
-    curves = losses | metrics
+        if kind in ("step", "metric") and len(table):
+            curves.setdefault((name or "loss") if kind == "step" else _metric_name(state, name), table)
     for name, table in curves.items():
         steps, values = table.downsampled(MAX_POINTS)[:2].tolist()
         for step, value in zip([*steps, table.columns[0][-1]], [*values, table.columns[1][-1]], strict=True):
             yield int(step), {name: value if math.isfinite(value) else repr(value)}
 
 
-def _metric_name(name: str, losses: Collection[str]) -> str:
-    """Return the name under which a logged metric is recorded, which differs from those of the losses."""
-    return f"{name} (logged)" if name in losses else name
+def _text_of(error: BaseException) -> str:
+    """Return the text of an error, or a placeholder if its ``__str__`` raises."""
+    return str(traceback.TracebackException(type(error), error, None))
+
+
+def _metric_name(state: PanelState, name: str) -> str:
+    """Return the name under which a logged metric is recorded: another than that of a loss of the steps."""
+    return f"{name} (logged)" if name in [loss or "loss" for loss in state.loss_names] else name
 
 
 def _first_line(source: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from accel_nb.pool.control.coordination import ControlQueue, ControlRequest
+from accel_nb.pool.control.coordination import ActionQueue, ControlAction
 from accel_nb.telemetry.actions import (
     IS_BEING_SAVED,
     Action,
@@ -39,7 +39,7 @@ class RunControls:
 
     def __init__(self, *, can_save: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.can_save = can_save
-        self.requests = ControlQueue()
+        self.requests = ActionQueue()
         self.num_rejected = 0
         self.show_message: Callable[[str, bool], object] = lambda text, is_final: None
         self.record_event: Callable[[Event], object] = lambda event: None
@@ -61,9 +61,9 @@ class RunControls:
             self.num_rejected += 1
             self.show_message(f"not done: {error}", True)
 
-    def request(self, action: Action) -> ControlRequest:
+    def request(self, action: Action) -> ControlAction:
         """Request an action that all ranks execute after the same step. Returns at once."""
-        request = ControlRequest(to_message(action), lambda request: self._on_done(action, request))
+        request = ControlAction(to_message(action), lambda request: self._on_done(action, request))
         if isinstance(action, SaveNow) and not self.can_save:
             request.resolve(NO_CHECKPOINT_DIR)
         else:
@@ -77,7 +77,7 @@ class RunControls:
         self.show_message("interrupting ...", False)
         self.requests.interrupt()
 
-    def _on_done(self, action: Action, request: ControlRequest) -> None:
+    def _on_done(self, action: Action, request: ControlAction) -> None:
         if isinstance(action, Inspect):
             return
         # A save continues after the step: its outcome is reported by an event when it has ended.
@@ -95,7 +95,7 @@ class RunControls:
             return self._num_in_second > MAX_PER_SECOND
 
 
-def describe_outcome(action: Action, request: ControlRequest) -> str:
+def describe_outcome(action: Action, request: ControlAction) -> str:
     """Return the outcome of a request as text, with the step unless the text already has it."""
     names_step = isinstance(action, StopAfterStep | SaveNow | Inspect)
     return request.text if request.step is None or names_step else f"{request.text}, after step {request.step:,}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from accel_nb.notebook.messages import RankAnswer, read_answer
 from accel_nb.notebook.session.interrupts import count_interrupts
-from accel_nb.pool.control.coordination import ControlQueue
+from accel_nb.pool.control.coordination import ActionQueue
 from accel_nb.pool.control.stop_escalation import RankResult, Reason
 from accel_nb.pool.payload import NO_PAYLOADS, Payloads
 from accel_nb.pool.pool import POLL_S, Pool, RequestListener
@@ -31,14 +31,14 @@ def send_request(
     payloads: Payloads = NO_PAYLOADS,
     timeout_s: float | None = None,
     finishes: bool = False,
-    controls: ControlQueue | None = None,
+    controls: ActionQueue | None = None,
     poll_s: float = POLL_S,
 ) -> RequestOutcome:
     """Run a task on all ranks of a pool, and return their answers.
 
     With ``finishes`` the ranks complete their step at the first interrupt, and SIGTERM counts as one.
     """
-    queue = controls or ControlQueue()
+    queue = controls or ActionQueue()
     with count_interrupts(terminations=finishes) as interrupts:
         answers, reason = pool.run(
             task,

@@ -1,8 +1,8 @@
 """Coordination of an action that all ranks of a request perform after the same step, without messages between ranks.
 
 Each rank reports how many ends of steps it has counted, and waits at its next one. When all have reported, the kernel
-sends the decision to perform the action at the highest count plus one, which no rank can have passed. One action is
-coordinated at a time.
+sends the decision to perform the action at the highest count plus one, which no rank can have passed. One proposal is
+open at a time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAX_QUEUED = 8
 """How many requested actions may be queued."""
 
 
-class ControlRequest:
+class ControlAction:
     """An action requested of a running cell; any thread may wait for its outcome."""
 
     def __init__(
-        self, action: dict[str, Any], on_resolved: Callable[[ControlRequest], object] = lambda requested: None
+        self, action: dict[str, Any], on_resolved: Callable[[ControlAction], object] = lambda action: None
     ) -> None:
         self.action = action
         self.text = ""
@@ -51,23 +51,23 @@ class ControlRequest:
         return self._is_resolved.wait(timeout_s)
 
 
-class ControlQueue:
+class ActionQueue:
     """The queue of actions for one running request: any thread adds to it, the thread that runs the request removes."""
 
     def __init__(self) -> None:
         self.num_interrupts = 0
-        self._waiting: deque[ControlRequest] = deque()
+        self._waiting: deque[ControlAction] = deque()
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def add(self, requested: ControlRequest) -> None:
+    def add(self, action: ControlAction) -> None:
         """Queue an action; resolve it at once as not done if the queue is full or the request has ended."""
         with self._lock:
             problem = _ENDED if self._is_closed else _TOO_MANY if len(self._waiting) >= MAX_QUEUED else None
             if problem is None:
-                self._waiting.append(requested)
+                self._waiting.append(action)
         if problem is not None:
-            requested.resolve(problem)
+            action.resolve(problem)
 
     def interrupt(self) -> None:
         """Interrupt the request, as an interrupt by the user does."""
@@ -78,7 +78,7 @@ class ControlQueue:
         """Interrupt the request if it was not interrupted before; safe in a signal handler."""
         self.num_interrupts = max(self.num_interrupts, 1)
 
-    def pop(self) -> ControlRequest | None:
+    def pop(self) -> ControlAction | None:
         """Remove and return the next action; None if there is none."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
@@ -88,8 +88,8 @@ class ControlQueue:
         with self._lock:
             self._is_closed = True
             remaining, self._waiting = list(self._waiting), deque()
-        for requested in remaining:
-            requested.resolve(_ENDED)
+        for action in remaining:
+            action.resolve(_ENDED)
 
 
 _ENDED = "not done: the cell has ended"
@@ -104,14 +104,15 @@ class ControlCoordinator:
 
     engine: Engine
     number: int
-    queue: ControlQueue
+    queue: ActionQueue
     clock: Callable[[], float] = time.monotonic
     _last_action_id: int = 0
-    _proposed: ControlRequest | None = None
+    _proposed: ControlAction | None = None
     _asked_ranks: set[int] = field(default_factory=set)
     _proposed_at: float = 0.0
     _counts: dict[int, int] = field(default_factory=dict)
-    _agreed: dict[int, tuple[int, ControlRequest]] = field(default_factory=dict)
+    _decided: dict[int, tuple[int, ControlAction]] = field(default_factory=dict)
+    """The decided actions by their numbers, each with the lowest rank that was asked."""
 
     def update(self, waiting: set[int]) -> None:
         """Propose the next action to the running ranks, or withdraw one that a rank has not answered in time."""
@@ -144,16 +145,16 @@ class ControlCoordinator:
             return
         self._counts[rank] = answer.count
         if self._asked_ranks <= set(self._counts):
-            self._agreed[self._last_action_id] = min(self._asked_ranks), self._proposed
+            self._decided[self._last_action_id] = min(self._asked_ranks), self._proposed
             self._proposed = None
             self._send_decision(max(self._counts.values()) + 1)
 
     def record_done(self, rank: int, report: ActionDone) -> None:
-        """Record after which step a rank performed the action."""
-        reporter, requested = self._agreed.get(report.action_id, (None, None))
-        if requested is not None and rank == reporter:
-            del self._agreed[report.action_id]
-            requested.resolve(report.text, report.step, rank)
+        """Record the step after which the lowest asked rank performed the action; other ranks' reports are ignored."""
+        reporter, action = self._decided.get(report.action_id, (None, None))
+        if action is not None and rank == reporter:
+            del self._decided[report.action_id]
+            action.resolve(report.text, report.step, rank)
 
     def cancel(self) -> None:
         """Withdraw the proposal, so that waiting ranks continue: the request is being stopped."""
@@ -164,13 +165,13 @@ class ControlCoordinator:
         """Resolve all open actions as not done: the request has ended."""
         self.queue.close()
         self._resolve_proposed(_ENDED)
-        for _, requested in self._agreed.values():
-            requested.resolve(_NO_STEP)
+        for _, action in self._decided.values():
+            action.resolve(_NO_STEP)
 
     def _resolve_proposed(self, text: str) -> None:
-        requested, self._proposed = self._proposed, None
-        if requested is not None:
-            requested.resolve(text)
+        action, self._proposed = self._proposed, None
+        if action is not None:
+            action.resolve(text)
 
     def _send_decision(self, count: int | None) -> None:
         ranks, self._asked_ranks = self._asked_ranks, set()

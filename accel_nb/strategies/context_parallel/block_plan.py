@@ -30,7 +30,7 @@ from accel_nb.strategies.context_parallel.sharded_functions import (
     replaced_functions,
     whole_sequence,
 )
-from accel_nb.strategies.trials import ThreadRank, TrialFailed, is_close, run_threads
+from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, run_threads
 
 MIN_SHARD = 2
 """The least number of items of a shard: a dim of one item could be squeezed or broadcast."""
@@ -299,7 +299,7 @@ class _Trial:
     def _compare(self, plan: BlockPlan, expected: _Outcome) -> BlockPlan:
         """Return the plan with the dims of its outputs; raises `TrialFailed` if results of shards differ."""
 
-        def compute(index: int, comm: ThreadRank) -> tuple[BlockPlan, _Outcome]:
+        def compute(index: int, comm: ThreadCommunicator) -> tuple[BlockPlan, _Outcome]:
             exchange = SequenceExchange(comm, index, self._size)
             block = copy.deepcopy(self._block)
             dims: list[int | None] = []

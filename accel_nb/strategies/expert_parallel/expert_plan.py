@@ -23,7 +23,7 @@ from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import parameter_at
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
-from accel_nb.strategies.trials import ThreadRank, is_close, run_threads
+from accel_nb.strategies.trials import ThreadCommunicator, is_close, run_threads
 
 _NUM_TOKENS, _NUM_CHOSEN = 7, 2
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -109,7 +109,7 @@ def _compare_parts(
     """Return why parts of ``whole``, each with tensors of its own, compute something else than expected."""
     size = len(given)
 
-    def compute(rank: int, comm: ThreadRank) -> tuple[nn.Module, list[Tensor]]:
+    def compute(rank: int, comm: ThreadCommunicator) -> tuple[nn.Module, list[Tensor]]:
         part = _copy(whole, factors.dtype)
         for value in part.parameters():
             value.data = value.data.chunk(size)[rank].clone()

@@ -20,7 +20,7 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision, shard_of
-from accel_nb.strategies.trials import ThreadRank, TrialFailed, is_close, run_threads
+from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, run_threads
 
 _BATCH, _LENGTH = 2, 5
 _TOLERANCE = 1e-9
@@ -138,7 +138,7 @@ class _NoSum:
 def _run_parts(parts: Sequence[nn.Module], group: DividedGroup, data: Tensor, weights: Tensor) -> list[_Outcome]:
     size = len(parts)
 
-    def compute(index: int, comm: ThreadRank) -> _Outcome:
+    def compute(index: int, comm: ThreadCommunicator) -> _Outcome:
         LayerDivision(parts[index], [group], LayerExchange(comm), size)
         return _run(parts[index], data, weights)
 

@@ -30,16 +30,16 @@ def is_closure_cell(value: Any) -> bool:
     return isinstance(value, types.CellType)
 
 
-def reduce_cell(cell: types.CellType) -> Any:
-    """Reduce a closure's cell; it is created empty and then filled, as it may contain its own function."""
+def reduce_closure_cell(cell: types.CellType) -> Any:
+    """Reduce a closure cell; it is created empty and then filled, as it may contain its own function."""
     try:
         state = (cell.cell_contents,)
     except ValueError:  # the cell is empty
         state = None
-    return types.CellType, (), state, None, None, _set_cell
+    return types.CellType, (), state, None, None, _set_closure_cell
 
 
-def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
+def _set_closure_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
 
 

@@ -1,6 +1,6 @@
 """Widgets of the notebook's page: each process has its own for the same model, and finds it by the model's id.
 
-The worker's sends its changes by the messages of its comm. The state of the notebook's is sent with a cell.
+A worker's widget sends its changes as comm messages; the notebook's widget is sent, as its state, with a cell.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def reduce_widget(widget: Any, *, is_returned: bool) -> Any:
     """
     kind = type(widget)
     if kind.__module__ == "__main__" or widget.comm is None:
-        what = "closed" if widget.comm is None else "of a class of the notebook"
+        what = "closed" if widget.comm is None else "of a class defined in the notebook, which cannot be sent"
         raise TypeError(f"it is, or holds, a widget of the notebook's page ({kind.__name__}) that is {what}")
     state = _plain(widget.get_state())
-    if is_returned:  # the notebook's has the state already, by which a change of the worker's is detected
+    if is_returned:  # the notebook's widget has the state already, by which a change of the worker's is detected
         return _find, (widget.model_id, state)
     values = {key: getattr(widget, key) for key in widget.keys}
     parts = {key: value for key, value in values.items() if is_widget(value)}
@@ -72,7 +72,7 @@ def _make(kind: Any, model_id: str, state: dict[str, Any], parts: dict[str, Any]
         widget.set_state(state)
         return widget
     comm = getattr(*comm_function())(target_name=WIDGET_TARGET, comm_id=model_id, primary=False)
-    with comm.paused():  # what it is made with is not a change of the notebook's
+    with comm.paused():  # its constructor arguments are not a change of the notebook's
         widget = kind(comm=comm, **parts)
         widget.set_state(state)
     return widget

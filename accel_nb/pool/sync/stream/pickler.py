@@ -55,7 +55,7 @@ from accel_nb.pool.sync.reductions.function_reduction import (
     module_of,
     reduce_cached_function,
     reduce_cached_property,
-    reduce_cell,
+    reduce_closure_cell,
     reduce_code,
     set_function_state,
     with_binding,
@@ -175,7 +175,7 @@ def _has_started_workers(value: Any) -> bool:
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
     (is_lock, reduce_lock),
     (_is_torch_generator, reduce_generator),
-    (is_closure_cell, reduce_cell),
+    (is_closure_cell, reduce_closure_cell),
     (is_code, reduce_code),
     (_is_module_subclass, _reduce_module),
     (is_inverse_transform, reduce_inverse),
