@@ -69,7 +69,8 @@ _HALF_TOLERANCE = 3e-2
 _MIN_ROWS_PER_RANK = 2
 """With one row, code such as ``squeeze()`` behaves differently, and batch normalization has no variance."""
 _NUM_COMPARED = 32
-"""How many elements of a call's arguments the ranks compare, in the first call, the second, the fourth, and so on."""
+"""How many elements of a call's arguments the ranks compare, at most a quarter of them of one tensor; they do so in the
+first call, the second, the fourth, and so on."""
 _ROUNDING = 1e-3
 _ROUNDING_FACTOR = 10.0
 """How much more a whole batch may differ from its rows than the few rows of a check: longer sums round more."""
@@ -77,6 +78,8 @@ _MAX_ACCEPTED = 8
 """A value that the model's code reads has no effect if this many of its values had none; half as many if they differed
 among ranks."""
 _NO_ROWS = -1
+_END = -1
+"""Takes the place of a read's number where the model's code has returned."""
 _SHAPES_DIFFER = "the shape of its output depends on values of the batch"
 
 
@@ -186,7 +189,7 @@ class DividedCalls:
         reads = bool(layout.reads) and is_compared
         snapshot = self._take_snapshot(model) if reads else None
         try:
-            result = self._compute_rows(call, observe=_ReadComparison(self._gather_codes, layout) if reads else None)
+            result = self._compute_rows(call, observe=_ReadComparison(self._gather_codes_at, layout) if reads else None)
         except _ResultMayDiffer as error:
             assert snapshot is not None, "reads are compared"
             snapshot.restore()
@@ -297,7 +300,7 @@ class DividedCalls:
                 return tensor
             if isinstance(dim, str):
                 return self._reduce(tensor, dim, sizes)
-            per_row, remainder = divmod(tensor.shape[dim], own)
+            per_row, remainder = divmod(tensor.shape[dim], own) if dim < tensor.dim() else (0, own)
             if remainder:
                 raise MisuseError(_UNEXPECTED_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
             numbers = [size * per_row for size in sizes]
@@ -323,7 +326,8 @@ class DividedCalls:
                     raise
                 failure = error
         if observe is not None:
-            codes = self._gather_codes(_NO_ROWS if failure is not None else _shape_code(result, layout, own))
+            code = _NO_ROWS if failure is not None else _shape_code(result, layout, own)
+            codes = self._gather_codes_at(_END, code)
             if len(set(codes)) > 1 or codes[0] == _NO_ROWS:
                 raise _ResultMayDiffer from failure
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
@@ -377,8 +381,12 @@ class DividedCalls:
     ) -> tuple[CallGroup, RowLayout | DivisionRefusal]:
         has_gradients = torch.is_grad_enabled()
         leaves = list(find_leaves([args, kwargs]))
-        values = tuple([leaf.shape if isinstance(leaf, Tensor) else _number(leaf) for leaf in leaves])
+        has_nested = any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves)
+        # A nested tensor has no shape.
+        values = () if has_nested else tuple([_size_or_number(leaf) for leaf in leaves])
         group = calls.find(model, (has_gradients, _num_hooks(model), signature_of([args, kwargs])), values)
+        if has_nested:
+            return group, DivisionRefusal("it takes a nested tensor")
         if is_in_transform():
             return group, DivisionRefusal("torch.func transforms its calls", is_final=False)
         if has_gradients and self._has_swapped_parameters(model):
@@ -474,6 +482,17 @@ class DividedCalls:
     def _gather_codes(self, code: int) -> list[int]:
         return [int(other) for other in self._comm.all_gather(torch.tensor([code], dtype=torch.int64, device="cpu"))]
 
+    def _gather_codes_at(self, place: int, code: int) -> list[int]:
+        """Return the codes of all ranks at the same place of a call: the number of a read, or `_END`.
+
+        Raises `_ResultMayDiffer` on all ranks if one is at another place: its rows took another branch.
+        """
+        message = torch.tensor([place, code], dtype=torch.int64, device="cpu")
+        places, codes = zip(*(other.tolist() for other in self._comm.all_gather(message)), strict=True)
+        if len(set(places)) > 1:
+            raise _ResultMayDiffer
+        return list(codes)
+
     @property
     def _tolerance(self) -> float:
         """The least relative tolerance: above 0 where the model computes in half precision and returns float32."""
@@ -516,10 +535,10 @@ def _effects(changes: Changes, random: Mapping[str, Tensor]) -> dict[str, Any]:
     return changes.values | {f"random {name}": state for name, state in random.items()}
 
 
-class _ResultMayDiffer(Exception):
+class _ResultMayDiffer(BaseException):
     """Raised on all ranks if a call cannot be divided, or has read a value with which it was not checked.
 
-    ``read`` is the index of this value among those that the call reads.
+    ``read`` is the index of this value among those that the call reads. A model's ``except Exception`` lets it pass.
     """
 
     def __init__(self, read: int | None = None) -> None:
@@ -530,15 +549,15 @@ class _ResultMayDiffer(Exception):
 class _ReadComparison:
     """Raises `_ResultMayDiffer` for a read value that differs among ranks, or from the accepted ones."""
 
-    def __init__(self, gather_codes: Callable[[int], list[int]], layout: RowLayout) -> None:
-        self._gather_codes = gather_codes
+    def __init__(self, gather_codes_at: Callable[[int, int], list[int]], layout: RowLayout) -> None:
+        self._gather_codes_at = gather_codes_at
         self._reads = enumerate(layout.reads)
 
     def __call__(self, value: Any) -> None:
         number, accepted = next(self._reads, (0, ANY_VALUE))
         if not isinstance(accepted, tuple):
             return
-        codes = self._gather_codes(_code_of(value))
+        codes = self._gather_codes_at(number, _code_of(value))
         if len(set(codes)) > 1:
             if accepted.count(ANY_VALUE) < _MAX_ACCEPTED // 2:
                 raise _ResultMayDiffer(number)
@@ -596,7 +615,9 @@ def _difference(
     return None
 
 
-def _number(leaf: Any) -> Any:
+def _size_or_number(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.shape
     return leaf if isinstance(leaf, int | float) else None
 
 
@@ -606,7 +627,8 @@ def _few_values(tensor: Tensor) -> Tensor:
         return torch.zeros(0, dtype=torch.float64, device="cpu")
     flat = tensor.detach().reshape(-1)
     few = flat[:: max(1, flat.numel() // (_NUM_COMPARED // 4))][: _NUM_COMPARED // 4]
-    return (torch.view_as_real(few).reshape(-1) if few.is_complex() else few).to("cpu", torch.float64)
+    real = torch.view_as_real(few.resolve_conj()).reshape(-1) if few.is_complex() else few
+    return real.to("cpu", torch.float64)
 
 
 def _trained_parameters(model: nn.Module) -> Iterator[Tensor]:
@@ -621,7 +643,7 @@ def _num_hooks(model: nn.Module) -> int:
     )
 
 
-_TOO_FEW_ROWS = DivisionRefusal("its first batch has too few rows", is_final=False)
+_TOO_FEW_ROWS = DivisionRefusal("a batch has too few rows", is_final=False)
 
 _SHARDED_IN_THREAD = (
     "{name} is called in a thread that the cell has started: each worker holds a shard of it, and threads of several "
