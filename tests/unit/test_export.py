@@ -76,7 +76,7 @@ from torch.utils.data import DataLoader
 accelerator = Accelerator(config=Path(__file__).with_name("train.yaml"))
 
 torch.manual_seed(0)
-device = accelerator.device
+device = accelerator.device.type
 model = nn.Linear(4, 1).to(device)
 optimizer = optim.SGD(model.parameters(), lr=0.1)
 scheduler = optim.lr_scheduler.StepLR(optimizer, 2)
@@ -197,3 +197,68 @@ def test_the_command_writes_two_files_and_replaces_none(
 
 def test_executed_cells_are_ordered_by_their_last_runs():
     assert [source.text for source in executed_cells(["", "a = 1", "b = 2", "a = 1"])] == ["b = 2", "a = 1"]
+
+
+MADE = "import torch\nmodel = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        (
+            "loss = model(x).mean()\nloss.backward()\noptimizer.step()",
+            "model, optimizer = accelerator.prepare(model, optimizer)\naccelerator.backward(loss)\n",
+        ),
+        (
+            "model.train(); model(x).mean().backward(); optimizer.step()",
+            "model.train(); model, optimizer = accelerator.prepare(model, optimizer); "
+            "accelerator.backward(model(x).mean()); optimizer.step()",
+        ),
+        (
+            "f(model(x.to('cuda:0')), y.cuda()).backward(retain_graph=True)\noptimizer.step()",
+            "accelerator.backward(f(model(x.to(accelerator.device.type)), y.to(accelerator.device)), "
+            "retain_graph=True)",
+        ),
+        ("(model(x) + y).backward()\noptimizer.step()", "accelerator.backward((model(x) + y))"),
+        ("(x + y).cuda()\nmodel(x).backward()\noptimizer.step()", "(x + y).to(accelerator.device)\n"),
+        (
+            "with torch.autocast('cuda'):\n\tmodel(x).backward()\n\toptimizer.step()",
+            "with torch.autocast(accelerator.device.type):\n\taccelerator.backward(model(x))",
+        ),
+        (
+            "print('cuda: ', f'cuda {x}', x.device.type == 'cuda')\nmodel(x).backward()\noptimizer.step()",
+            "accelerator.print('cuda: ', f'cuda {x}', x.device.type == 'cuda')\n",
+        ),
+        ("from rich import print\nprint(1)\nmodel(x).backward()\noptimizer.step()", "\nprint(1)\n"),
+    ],
+)
+def test_rewritten_cells_remain_python_and_keep_their_meaning(cell: str, expected: str):
+    script = made(MADE, f"%%accelerate\n{cell}").script
+    compile(script, "script", "exec")
+    assert expected in script
+    assert script.count("accelerator.prepare(model, optimizer)") == 1
+
+
+def test_a_function_that_is_indented_by_tabs_is_prepared():
+    function = (
+        "def train():\n\toptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "\tmodel(x).backward()\n\toptimizer.step()"
+    )
+    script = made(MADE, function, "%%accelerate\nprint(train())").script
+    compile(script, "script", "exec")
+    assert "\taccelerator.backward(model(x))" in script
+    assert script.count("accelerator.prepare(") >= 1
+
+
+@pytest.mark.parametrize("arguments", ["cpu=True,", "cpu=True, # , \n", "", "cpu=(True)"])
+def test_options_are_passed_to_an_accelerator_of_any_spelling(arguments: str):
+    cell = f"%%accelerate\nfrom accel_nb import Accelerator\naccelerator = Accelerator({arguments})\nmodel.train()"
+    script = made(MADE, cell).script
+    compile(script, "script", "exec")
+    assert "config=Path(" in script
+
+
+def test_a_class_that_trains_is_refused():
+    trainer = "class Trainer:\n    def fit(self):\n        loss.backward()\n        optimizer.step()"
+    with pytest.raises(ConfigError, match="the class Trainer has a backward pass"):
+        made(MADE, trainer, "%%accelerate\nTrainer().fit()")

@@ -17,7 +17,7 @@ from accel_nb.config import OPTIONS, Layer, Resolved, parse_flags, resolve
 from accel_nb.config.files import to_yaml
 from accel_nb.errors import ConfigError
 from accel_nb.notebook.cells.cell_analysis import ACCELERATOR_NAMES, only_reads_accelerator
-from accel_nb.notebook.cells.training_analysis import Role, TrainingAnalysis
+from accel_nb.notebook.cells.training_analysis import Role, TrainingAnalysis, is_backward
 from accel_nb.notebook.export.imports import hoist_imports
 from accel_nb.notebook.export.rewriting import CellRewriter
 
@@ -226,6 +226,7 @@ def _write_source(
         needed.append("from accel_nb import set_seed")
         bodies.append("set_seed(0)  # every process must draw the same random numbers")
     training, prepared = TrainingAnalysis([cell.tree for cell in cells]), _PreparedNames(set())
+    has_own_print = any(_binds(cell.tree, "print") for cell in cells)
     num_run = 0
     for part in parts:
         if isinstance(part, str):
@@ -242,7 +243,7 @@ def _write_source(
                 needed.append("from accel_nb import synchronize_rng_states")
             if num_run > 1:
                 before.append("accelerator.note_equal_rng()")
-        bodies.append("\n".join([*before, _rewrite_cell(part, training, prepared, config)]))
+        bodies.append("\n".join([*before, _rewrite_cell(part, training, prepared, config, has_own_print)]))
     imports, bodies = hoist_imports(bodies, needed)
     return _join_parts([_docstring(title, name, file, first), imports, *bodies])
 
@@ -254,13 +255,21 @@ class _PreparedNames:
     names: set[str]
 
 
-def _rewrite_cell(cell: _CodeCell, training: TrainingAnalysis, prepared: _PreparedNames, config: str) -> str:
+def _rewrite_cell(
+    cell: _CodeCell, training: TrainingAnalysis, prepared: _PreparedNames, config: str, has_own_print: bool
+) -> str:
     """Return a cell's source for the script. Raise ConfigError if the analysis does not find what it trains."""
-    rewriting = CellRewriter(cell.text, cell.tree, training)
+    rewriting = CellRewriter(cell.text, cell.tree, training, has_own_print)
     where = f"cell {cell.number}"
     if cell.resolved is not None and not cell.is_plain:
         rewriting.add_config(config)
         return rewriting.rewritten_source()
+    for node in ast.walk(cell.tree):
+        if isinstance(node, ast.ClassDef) and any(map(is_backward, ast.walk(node))):
+            raise ConfigError(
+                f"{where}: the class {node.name} has a backward pass, and what a class trains is not detected; "
+                "train in a function, or use accelerator.prepare and accelerator.backward"
+            )
     rewriting.rewrite_functions()
     rewriting.rewrite_calls()
     statements = ast.Module([node for node in cell.tree.body if not isinstance(node, _DEFINITIONS)], [])
@@ -349,6 +358,11 @@ def _uses_accelerator_methods(tree: ast.AST) -> bool:
 
 
 def _binds(tree: ast.AST, name: str) -> bool:
-    return any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in ast.walk(tree)
-    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.alias) and (node.asname or node.name) == name:
+            return True
+        if isinstance(node, _DEFINITIONS) and node.name == name:
+            return True
+    return False
