@@ -127,7 +127,8 @@ class Collectives:
         _raise_if(problem)
         if self._world.size == 1:
             return _rebuild(nested, [leaf.detach().clone() for leaf in leaves])
-        content = self._comm.broadcast(_as_bytes(leaves), source)
+        own = _as_bytes(leaves)  # of a single tensor, they may be its own memory, which a broadcast overwrites
+        content = self._comm.broadcast(own.clone() if len(leaves) == 1 else own, source)
         return _rebuild(nested, _copy_if_shared(_from_bytes(content, leaves, [tuple(leaf.shape) for leaf in leaves])))
 
     def scatter(self, nested: Any, source: int = 0) -> Any:
@@ -297,7 +298,10 @@ class Collectives:
             for rank in range(self._world.size)
         ]
         if not any(sizes):
-            return [[leaf.detach().new_empty(0, *leaf.shape[1:]) for leaf in leaves] for _ in sizes]
+            return [
+                [leaf.detach().new_empty(each[rank]) for leaf, each in zip(leaves, shapes, strict=True)]
+                for rank in range(self._world.size)
+            ]
         if contents is not None and max(sizes) <= _INLINE_BYTES:
             return [_from_memory(row, leaves, [each[rank] for each in shapes]) for rank, row in enumerate(contents)]
         content = _as_bytes(leaves)
