@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import inspect
 import types
 import weakref
 from abc import ABCMeta
@@ -198,8 +199,10 @@ class _Reduction(tuple[Any, ...]):
 def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -> Any:
     """Return ``act()``, called while the instance has its plain class, or the class ``kind``."""
     special = type(instance)
-    _set_class(instance, kind or vars(special)[PLAIN_CLASS])
+    # A library may have derived a class from the instance's, which has no plain class of its own.
+    plain = kind or next(found[PLAIN_CLASS] for found in map(vars, special.__mro__) if PLAIN_CLASS in found)
     try:
+        _set_class(instance, plain)
         return act()
     finally:
         _set_class(instance, special)
@@ -241,13 +244,14 @@ def is_of_instance(kind: type) -> bool:
 
 def bound_forward(module: nn.Module) -> Callable[..., Any]:
     """Return the ``forward`` that a call of a module runs: the instance's own, else that of its class."""
-    own = vars(module).get("forward")
-    return type(module).forward.__get__(module) if own is None else own
+    return module.forward
 
 
 def unbound_forward(module: nn.Module) -> Callable[..., Any]:
     """Return `bound_forward` as a function of the module and its arguments, which does not keep the module alive."""
     own = vars(module).get("forward")
+    if own is None and isinstance(inspect.getattr_static(type(module), "forward"), staticmethod):
+        own = type(module).forward
     return type(module).forward if own is None else lambda _, *args, **kwargs: own(*args, **kwargs)
 
 
