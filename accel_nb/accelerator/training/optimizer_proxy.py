@@ -99,9 +99,9 @@ class OptimizerProxy:
         """Call ``step``, inside of which the optimizer's ``step`` method runs the original one."""
         names = vars(self.optimizer)
         replaced = names["step"]  # code that counts steps may have replaced the method, and has been called by now
-        self._is_stepping, self._closure = True, closure
-        self._install_step()
         try:
+            self._is_stepping, self._closure = True, closure
+            self._install_step()
             return step(self.optimizer)
         finally:
             self._is_stepping, self._closure = False, None
@@ -111,8 +111,8 @@ class OptimizerProxy:
         """Call the optimizer's original step; return True, since it ran."""
         optimizer: Any = self.optimizer
         optimizer._opt_called = True  # read by schedulers for the warning about the order of calls
-        self._is_stepping = True
         try:
+            self._is_stepping = True
             self._run_step()
         finally:
             self._is_stepping = False
