@@ -197,7 +197,8 @@ class JobStopper:
     def update(self, interrupts: Callable[[], int], *, is_late: bool = False) -> None:
         """Escalate, if it is due: finish (SIGTERM), interrupt (SIGINT), kill (SIGKILL)."""
         now = self.clock()
-        is_interrupted, self._num_handled = interrupts() > self._num_handled, interrupts()
+        num_interrupts = interrupts()  # read once, since a signal may arrive between two reads
+        is_interrupted, self._num_handled = num_interrupts > self._num_handled, num_interrupts
         if self._failure_time is None and any(rank.code not in (None, 0) for rank in self.ranks):
             self._failure_time = now
         has_failed = self._failure_time is not None and now - self._failure_time > PEER_FAILURE_DELAY_S
