@@ -22,7 +22,7 @@ _PACKAGES: Mapping[str, str] = MappingProxyType(
     {
         "bnb": "bitsandbytes",
         "lomo": "lomo_optim",
-        "megatron_lm": "megatron",
+        "megatron_lm": "megatron.core",
         "pippy": "torch.distributed.pipelining",
         "ipex": "intel_extension_for_pytorch",
         "4bit_bnb": "bitsandbytes",
@@ -111,6 +111,8 @@ def _is_available(what: str, *args: object, **kwargs: object) -> bool:
     if what in _HERE:
         return _HERE[what]()
     try:
-        return importlib.util.find_spec(_PACKAGES.get(what, what)) is not None
+        spec = importlib.util.find_spec(_PACKAGES.get(what, what))
     except (ImportError, ValueError):  # its parent package is missing, or it is in sys.modules without a spec
         return False
+    # A folder of the notebook with the name of a package is found without an origin.
+    return spec is not None and spec.origin is not None
