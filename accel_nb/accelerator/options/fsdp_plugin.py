@@ -164,7 +164,7 @@ def _wrap_fields(policy: Any) -> dict[str, Any]:
 
 
 def _is_offloading(value: Any) -> Any:
-    """Return whether a value enables offloading: a bool, ``CPUOffload``, or FSDP2's ``CPUOffloadPolicy``."""
-    if isinstance(value, bool):
-        return value
-    return getattr(value, "offload_params", type(value).__name__ == "CPUOffloadPolicy")
+    """Return whether an offload policy of torch enables offloading; other values are returned unchanged."""
+    if type(value).__name__ in ("OffloadPolicy", "CPUOffloadPolicy"):
+        return type(value).__name__ == "CPUOffloadPolicy"
+    return getattr(value, "offload_params", value)
