@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class LocalSGD:
     so that all ranks continue with equal state. Every rank must make the same number of steps. With one rank, or
     ``enabled=False``, nothing changes.
 
-    With ``local_sgd_steps=1`` and SGD, with or without momentum, the result is the same as that of averaging gradients.
+    With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same as that of averaging gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
     float16, whose loss scale would differ between ranks.
@@ -78,15 +78,36 @@ class LocalSGD:
 
     def _weights(self) -> Iterator[Tensor]:
         yield from (value for value in self._model.parameters() if value.requires_grad)
-        yield from (value for value in self._model.buffers() if value.is_floating_point())
+        yield from (value for value in self._model.buffers() if _has_mean(value))
 
     def _optimizer_state(self) -> Iterator[Tensor]:
-        own = set(map(id, self._model.parameters()))
-        for optimizer in self._stepper.bundle.optimizers:
-            for parameter, state in optimizer.state.items():
-                if id(parameter) in own:
-                    yield from (value for value in state.values() if _is_averaged(value))
+        """Yield the averaged state in the order of the model's parameters, which optimizers of several ranks may lack.
+
+        State of a parameter that one rank has not updated is removed on the others, so that it begins anew on all.
+        """
+        states = [
+            (optimizer, parameter)
+            for optimizer in self._stepper.bundle.optimizers
+            for parameter in self._model.parameters()
+        ]
+        own = [_averaged_names(optimizer.state.get(parameter, {})) for optimizer, parameter in states]
+        for (optimizer, parameter), names in zip(
+            states, zip(*self._comm.all_gather_json(own), strict=True), strict=True
+        ):
+            if any(other != names[0] for other in names):
+                optimizer.state.pop(parameter, None)
+            elif names[0]:
+                state = optimizer.state[parameter]
+                yield from (state[name] for name in names[0])
+
+
+def _averaged_names(state: Mapping[Any, Any]) -> list[Any]:
+    return sorted(name for name, value in state.items() if _is_averaged(value))
 
 
 def _is_averaged(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
+    return isinstance(value, Tensor) and _has_mean(value) and value.dim() > 0
+
+
+def _has_mean(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()

@@ -476,3 +476,45 @@ def test_a_sum_that_is_divided_by_its_own_total_is_a_mean_and_weighted_by_sample
     for found in run_ranks(gradients_of_shares, 2, kinds, True):
         for kind, gradient, wanted in zip(kinds, found, expected, strict=True):
             assert gradient == pytest.approx(wanted), kind
+
+
+class Branches(nn.Module):
+    """Uses one of two layers, whichever the caller names, and has a complex buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)]).double()
+        self.register_buffer("phase", torch.ones(2, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        return self.layers[index](x)
+
+
+def local_branches(world: World, orders: list[list[int]]) -> tuple[list[float], list[list[float]], list[complex]]:
+    torch.manual_seed(3)
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    accelerator = Accelerator(world=world, cpu=True)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    with LocalSGD(accelerator, model, 2) as local:
+        for index in orders[world.rank]:
+            x, _ = batch(world.rank, index)
+            accelerator.backward(model(x, index).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            local.step()
+        model.phase.fill_(complex(0, world.rank))
+    states = [optimizer.state.get(value, {}).get("momentum_buffer") for value in model.parameters()]
+    accelerator.close()
+    momenta = [[] if state is None else state.flatten().tolist() for state in states]
+    return weights_of(model), momenta, model.phase.tolist()
+
+
+@pytest.mark.parametrize(("orders", "is_kept"), [([[0, 1], [1, 0]], [True, True]), ([[0, 0], [0, 1]], [True, False])])
+def test_ranks_that_use_parts_in_another_order_end_with_equal_state(
+    orders: list[list[int]], is_kept: list[bool]
+) -> None:
+    first, second = run_ranks(local_branches, 2, orders)
+    assert first == second
+    assert [bool(momentum) for momentum in first[1][::2]] == is_kept
+    assert first[2] == [0.5j, 0.5j]
