@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 class LocalSGD:
     """Trains a prepared model without averaging gradients; call `step` after each optimizer step.
 
-    Inside of the block parameters and floating point buffers are averaged instead, in a few large messages: after every
-    ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is averaged too,
-    so that all ranks continue with equal state. Every rank must make the same number of steps. With one rank, or
-    ``enabled=False``, nothing changes.
+    Inside of the block parameters and buffers, but those of integers, are averaged instead, in a few large messages:
+    after every ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is
+    averaged too, so that all ranks continue with equal state; that of a parameter which one rank has not updated is
+    removed. Every rank must make the same number of steps. With one rank, or ``enabled=False``, nothing changes.
 
-    With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same as that of averaging gradients.
+    With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same
+    as that of averaging gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
     float16, whose loss scale would differ between ranks.
