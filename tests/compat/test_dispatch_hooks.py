@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from accel_nb.accelerator import Accelerator
 from accel_nb.compat.models.align_hooks import AlignDevicesHook
 from accel_nb.compat.models.big_models import disk_offload, dispatch_model
-from accel_nb.compat.models.model_hooks import remove_hook_from_module
+from accel_nb.compat.models.model_hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from accel_nb.compat.models.module_tensors import align_module_device, has_offloaded_params, named_module_tensors
 
 
@@ -71,3 +72,13 @@ def test_weights_are_on_their_device_inside_of_the_block_only(tmp_path: Path, mo
     with align_module_device(layer):
         assert torch.equal(layer.weight, expected)
     assert layer.weight.is_meta
+
+
+def test_a_hook_is_removed_after_its_model_was_prepared() -> None:
+    model = add_hook_to_module(nn.Linear(2, 1), ModelHook())
+    expected = model(torch.ones(1, 2))
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model)
+    remove_hook_from_module(model)
+    assert torch.equal(model(torch.ones(1, 2)), expected)
+    accelerator.close()

@@ -73,12 +73,14 @@ def add_hook_to_module(module: Module, hook: ModelHook, append: bool = False) ->
         module.__dict__["_accel_nb_own_forward"] = module.__dict__.get("forward")
     module = hook.init_hook(module)  # pyright: ignore[reportAssignmentType]
     module.__dict__.update(_old_forward=inner, _hf_hook=hook)
-    module.__dict__["forward"] = functools.update_wrapper(functools.partial(_forward_with_hook, module), inner)
+    module.__dict__["forward"] = functools.update_wrapper(functools.partial(_forward_with_hook, module, inner), inner)
     return module
 
 
-def _forward_with_hook(module: Any, *args: Any, **kwargs: Any) -> Any:
-    hook: ModelHook = module._hf_hook
+def _forward_with_hook(module: Any, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    hook: ModelHook | None = module.__dict__.get("_hf_hook")
+    if hook is None:  # it was removed from a prepared model, whose class refers to this function
+        return inner(*args, **kwargs)
     args, kwargs = hook.pre_forward(module, *args, **kwargs)
     if hook.no_grad:
         with torch.no_grad():
