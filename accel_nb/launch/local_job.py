@@ -92,7 +92,7 @@ class JobResult:
 
 @dataclass(slots=True)
 class LocalJob:
-    """A task on ranks of this machine. ``finishes``: it may take long to stop, as a notebook that saves."""
+    """A task on ranks of this machine. ``finishes``: whether ranks get time to save after SIGTERM."""
 
     task: RankTask
     args: Sequence[str]

@@ -29,7 +29,7 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
     effect with FSDP2.
 
     Args:
-        fsdp_version: Ignored: it is always FSDP2.
+        fsdp_version: 1 or 2; always runs as FSDP2.
         sharding_strategy: ``FULL_SHARD`` or ``SHARD_GRAD_OP``. For hybrid ones set ``fsdp.hybrid_shard_size`` instead.
         reshard_after_forward: Free gathered parameters between forward and backward.
         auto_wrap_policy: ``transformer_based_wrap``, ``size_based_wrap``, ``no_wrap``, or a `functools.partial` of

@@ -1,6 +1,6 @@
 """Predicates ``is_..._available`` about this machine and its packages, created by name on access.
 
-A predicate about a package finds it without importing it. One about hardware that accel_nb does not support is False
+A predicate about a package finds it without importing it, but for the packages around a name with dots. One about hardware that accel_nb does not support is False
 on every machine.
 """
 
@@ -84,7 +84,7 @@ def torchao_required(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_package_available(pkg_name: str, metadata_name: str | None = None) -> bool:
-    """Return whether a package is installed: found by import, with a distribution of this name."""
+    """Return whether a package can be imported and has a distribution of this name."""
     try:
         importlib.metadata.distribution(metadata_name or pkg_name)
     except importlib.metadata.PackageNotFoundError:
