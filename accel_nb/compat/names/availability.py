@@ -1,7 +1,7 @@
 """Predicates ``is_..._available`` about this machine and its packages, created by name on access.
 
-A predicate about a package finds it without importing it, but for the packages around a name with dots. One about hardware that accel_nb does not support is False
-on every machine.
+A predicate about a package finds it without importing it; for a name with dots, the packages around it are imported.
+One about hardware that accel_nb does not support is False on every machine.
 """
 
 from __future__ import annotations
