@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class LocalSGD:
     """Trains a prepared model without averaging gradients; call `step` after each optimizer step.
 
-    Inside of the block parameters and floating point buffers are averaged instead, in a few large messages: after every
-    ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is averaged too,
-    so that all ranks continue with equal state of the parameters that all have stepped. Every rank must make the same
-    number of steps. With one rank, or ``enabled=False``, nothing changes.
+    Inside of the block parameters and buffers, but those of integers, are averaged instead, in a few large messages:
+    after every ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is
+    averaged too, so that all ranks continue with equal state; that of a parameter which one rank has not updated is
+    removed. Every rank must make the same number of steps. With one rank, or ``enabled=False``, nothing changes.
 
-    With ``local_sgd_steps=1`` and SGD, with or without momentum, and without clipping of gradients, the result is the
-    same as that of averaging gradients.
+    With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same
+    as that of averaging gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
     float16, whose loss scale would differ between ranks.
@@ -79,16 +79,36 @@ class LocalSGD:
 
     def _weights(self) -> Iterator[Tensor]:
         yield from (value for value in self._model.parameters() if value.requires_grad)
-        yield from (value for value in self._model.buffers() if _is_averaged(value))
+        yield from (value for value in self._model.buffers() if _has_mean(value))
 
     def _optimizer_state(self) -> Iterator[Tensor]:
-        """Yield the state that all ranks have, in the order of the model's parameters, which is the same on all."""
-        for optimizer in self._stepper.bundle.optimizers:
-            states = [optimizer.state.get(value, {}) for value in self._model.parameters()]
-            own = [[name for name, value in state.items() if _is_averaged(value) and value.dim()] for state in states]
-            for state, *names in zip(states, *self._comm.all_gather_json(own), strict=True):
-                yield from (state[name] for name in sorted(set.intersection(*map(set, names))))
+        """Yield the averaged state in the order of the model's parameters, which optimizers of several ranks may lack.
+
+        State of a parameter that one rank has not updated is removed on the others, so that it begins anew on all.
+        """
+        states = [
+            (optimizer, parameter)
+            for optimizer in self._stepper.bundle.optimizers
+            for parameter in self._model.parameters()
+        ]
+        own = [_averaged_names(optimizer.state.get(parameter, {})) for optimizer, parameter in states]
+        for (optimizer, parameter), names in zip(
+            states, zip(*self._comm.all_gather_json(own), strict=True), strict=True
+        ):
+            if any(other != names[0] for other in names):
+                optimizer.state.pop(parameter, None)
+            elif names[0]:
+                state = optimizer.state[parameter]
+                yield from (state[name] for name in names[0])
+
+
+def _averaged_names(state: Mapping[Any, Any]) -> list[Any]:
+    return sorted(name for name, value in state.items() if _is_averaged(value))
 
 
 def _is_averaged(value: object) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, Tensor) and _has_mean(value) and value.dim() > 0
+
+
+def _has_mean(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()

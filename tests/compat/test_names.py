@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 import accel_nb
 from accel_nb import compat
+from accel_nb.compat.names import availability
 from accel_nb.compat.names.table import MODULES, UNSUPPORTED_REASONS
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
 from tests.compat.peer_names import PAGE, lacking_members, page, peer
@@ -403,3 +404,9 @@ def test_walks_over_nested_tensors() -> None:
     assert utils.broadcast(torch.tensor(2)).item() == 2
     assert utils.pad_across_processes(torch.ones(2)).shape == (2,)
     utils.wait_for_everyone()
+
+
+def test_a_folder_is_not_taken_for_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder_of_results").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not availability.is_folder_of_results_available()

@@ -361,3 +361,16 @@ def test_one_process_refuses_what_several_would() -> None:
     assert accelerator.scatter([torch.arange(3)])[0].tolist() == [0, 1, 2]
     assert accelerator.gather_object([1, 2]) == [1, 2]
     assert accelerator.broadcast_object_list([1, 2]) == [1, 2]
+
+
+def leaves_arguments(world: World) -> tuple[list[float], list[float], list[int]]:
+    collectives, _ = collectives_of(world)
+    own = torch.full((2,), float(world.rank))
+    received = collectives.broadcast(own, source=1)
+    empty = collectives.gather(torch.zeros(3, 0))
+    return own.tolist(), received.tolist(), list(empty.shape)
+
+
+def test_a_broadcast_leaves_its_argument_and_rows_without_values_are_counted() -> None:
+    found = run_ranks(leaves_arguments, 2)
+    assert found == [([float(rank)] * 2, [1.0, 1.0], [6, 0]) for rank in range(2)]

@@ -478,30 +478,43 @@ def test_a_sum_that_is_divided_by_its_own_total_is_a_mean_and_weighted_by_sample
             assert gradient == pytest.approx(wanted), kind
 
 
-def local_branches(world: World) -> list[tuple[list[complex], list[complex]]]:
-    """Step two parameters in an order of each rank's own; return the state of each before and after the average."""
+class Branches(nn.Module):
+    """Uses one of two layers, whichever the caller names, and has a complex buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)]).double()
+        self.register_buffer("phase", torch.ones(2, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        return self.layers[index](x)
+
+
+def local_branches(world: World, orders: list[list[int]]) -> tuple[list[float], list[list[float]], list[complex]]:
     torch.manual_seed(3)
-    model: Any = nn.ParameterList([torch.ones(2, dtype=torch.complex128), torch.ones(2, dtype=torch.complex128)])
-    optimizer = torch.optim.Adam(model.parameters())
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     accelerator = Accelerator(world=world, cpu=True)
-    accelerator.prepare(model, optimizer)
-
-    def averages() -> list[list[complex]]:
-        return [optimizer.state[value]["exp_avg"].tolist() for value in model.parameters()]
-
-    with LocalSGD(accelerator, model, 8) as local:
-        for index in (0, 1) if world.is_main else (1, 0):
-            accelerator.backward(((world.rank + 1) * (index + 1) * model[index]).abs().sum())
+    model, optimizer = accelerator.prepare(model, optimizer)
+    with LocalSGD(accelerator, model, 2) as local:
+        for index in orders[world.rank]:
+            x, _ = batch(world.rank, index)
+            accelerator.backward(model(x, index).square().mean())
             optimizer.step()
             optimizer.zero_grad()
             local.step()
-        before = averages()
-    after = averages()
+        model.phase.fill_(complex(0, world.rank))
+    states = [optimizer.state.get(value, {}).get("momentum_buffer") for value in model.parameters()]
     accelerator.close()
-    return list(zip(before, after, strict=True))
+    momenta = [[] if state is None else state.flatten().tolist() for state in states]
+    return weights_of(model), momenta, model.phase.tolist()
 
 
-def test_state_is_averaged_by_parameter_whatever_their_order_on_a_rank() -> None:
-    for first, second in zip(*run_ranks(local_branches, 2), strict=True):
-        mean = [(one + other) / 2 for one, other in zip(first[0], second[0], strict=True)]
-        assert first[1] == second[1] == pytest.approx(mean)
+@pytest.mark.parametrize(("orders", "is_kept"), [([[0, 1], [1, 0]], [True, True]), ([[0, 0], [0, 1]], [True, False])])
+def test_ranks_that_use_parts_in_another_order_end_with_equal_state(
+    orders: list[list[int]], is_kept: list[bool]
+) -> None:
+    first, second = run_ranks(local_branches, 2, orders)
+    assert first == second
+    assert [bool(momentum) for momentum in first[1][::2]] == is_kept
+    assert first[2] == [0.5j, 0.5j]

@@ -116,18 +116,6 @@ def train(model, data, *, epochs):
     assert text.endswith("\n\n\ntrain(model, data=loader, epochs=2)\n")
 
 
-def test_more_arguments_than_positional_parameters_are_not_those_of_keywords():
-    function = """\
-def train(net, *labels, data=()):
-    for x in data:
-        net(x).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-    text = body(SETUP, function, "label = 1", "%%accelerate\ntrain(model, label)")
-    assert "label" not in text.partition("accelerator.prepare(")[2].partition(")")[0]
-
-
 def test_trained_arguments_of_a_function_are_prepared_by_its_caller():
     function = """\
 def epoch(net, opt, batches):

@@ -122,6 +122,7 @@ def test_the_plugin_chooses_the_strategy_and_sets_its_options(values: dict[str, 
         ({"mixed_precision_policy": {"reduce_dtype": torch.float16}}, "averaged in the precision"),
         ({"sharding_strategy": "_HYBRID_SHARD_ZERO2"}, "set fsdp.hybrid_shard_size"),
         ({"fsdp_version": 3}, "there is no version"),
+        ({"cpu_offload": 1}, "fsdp.cpu_offload"),
     ],
 )
 def test_what_nothing_stands_for_is_refused_with_every_problem(values: dict[str, Any], words: str):

@@ -186,7 +186,7 @@ def _closure_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], A
 
 
 class ScheduleObserver(Protocol):
-    """Observer that is called before a schedule steps, while its flag ``is_waiting`` is set."""
+    """Observer that is called before a schedule steps, if ``is_waiting``."""
 
     is_waiting: bool
 

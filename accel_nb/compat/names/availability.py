@@ -1,7 +1,7 @@
 """Predicates ``is_..._available`` about this machine and its packages, created by name on access.
 
-A predicate about a package looks for it; of a submodule the parent is imported. One about hardware that accel_nb does
-not support is False on every machine.
+A predicate about a package finds it without importing it; for a name with dots, the packages around it are imported.
+One about hardware that accel_nb does not support is False on every machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PACKAGES: Mapping[str, str] = MappingProxyType(
     {
         "bnb": "bitsandbytes",
         "lomo": "lomo_optim",
-        "megatron_lm": "megatron",
+        "megatron_lm": "megatron.core",
         "pippy": "torch.distributed.pipelining",
         "ipex": "intel_extension_for_pytorch",
         "4bit_bnb": "bitsandbytes",
@@ -56,7 +56,7 @@ _HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
         "cuda": lambda: device_type("cuda").is_available(),
         "fp16": lambda: True,
         "weights_only": lambda: True,
-        "fp8": lambda: _is_installed("torchao"),
+        "fp8": lambda: importlib.util.find_spec("torchao") is not None,
         "mps": torch.backends.mps.is_available,
         "rocm": lambda: Cuda().is_rocm and Cuda().is_available(),
     }
@@ -89,7 +89,7 @@ def is_package_available(pkg_name: str, metadata_name: str | None = None) -> boo
         importlib.metadata.distribution(metadata_name or pkg_name)
     except importlib.metadata.PackageNotFoundError:
         return False
-    return _is_installed(pkg_name)
+    return importlib.util.find_spec(pkg_name) is not None
 
 
 def is_habana_gaudi1() -> bool:
@@ -110,12 +110,9 @@ def _is_available(what: str, *args: object, **kwargs: object) -> bool:
         return False
     if what in _HERE:
         return _HERE[what]()
-    return _is_installed(_PACKAGES.get(what, what))
-
-
-def _is_installed(package: str) -> bool:
     try:
-        spec = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(_PACKAGES.get(what, what))
     except (ImportError, ValueError):  # its parent package is missing, or it is in sys.modules without a spec
         return False
-    return spec is not None and spec.origin is not None  # a folder of results may have the name of a package
+    # A folder of the notebook with the name of a package is found without an origin.
+    return spec is not None and spec.origin is not None

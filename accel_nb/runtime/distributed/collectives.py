@@ -127,8 +127,8 @@ class Collectives:
         _raise_if(problem)
         if self._world.size == 1:
             return _rebuild(nested, [leaf.detach().clone() for leaf in leaves])
-        content = _as_bytes(leaves)  # of a single leaf the bytes are its own memory, which is not to be overwritten
-        content = self._comm.broadcast(content.clone() if len(leaves) == 1 else content, source)
+        own = _as_bytes(leaves)  # of a single tensor, they may be its own memory, which a broadcast overwrites
+        content = self._comm.broadcast(own.clone() if len(leaves) == 1 else own, source)
         return _rebuild(nested, _copy_if_shared(_from_bytes(content, leaves, [tuple(leaf.shape) for leaf in leaves])))
 
     def scatter(self, nested: Any, source: int = 0) -> Any:

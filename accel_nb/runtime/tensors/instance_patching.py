@@ -199,8 +199,10 @@ class _Reduction(tuple[Any, ...]):
 def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -> Any:
     """Return ``act()``, called while the instance has its plain class, or the class ``kind``."""
     special = type(instance)
+    # A library may have derived a class from the instance's, which has no plain class of its own.
+    plain = kind or next(found[PLAIN_CLASS] for found in map(vars, special.__mro__) if PLAIN_CLASS in found)
     try:
-        _set_class(instance, kind or vars(special)[PLAIN_CLASS])
+        _set_class(instance, plain)
         return act()
     finally:
         _set_class(instance, special)
@@ -243,10 +245,9 @@ def is_of_instance(kind: type) -> bool:
 def unbound_forward(module: nn.Module) -> Callable[..., Any]:
     """Return the ``forward`` as a function of the module and its arguments, which does not keep the module alive."""
     own = vars(module).get("forward")
-    if own is None and isinstance(inspect.getattr_static(type(module), "forward"), types.FunctionType):
-        return type(module).forward
-    forward = type(module).forward if own is None else own  # that of a class is a static method
-    return lambda _, *args, **kwargs: forward(*args, **kwargs)
+    if own is None and isinstance(inspect.getattr_static(type(module), "forward"), staticmethod):
+        own = type(module).forward
+    return type(module).forward if own is None else lambda _, *args, **kwargs: own(*args, **kwargs)
 
 
 def restore_forward(model: nn.Module) -> nn.Module:

@@ -59,7 +59,7 @@ class DvcliveTracker(GeneralTracker):
         self._live.log_params(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers and strings as metrics, without a step as those of the next one.
+        """Log numbers and strings as metrics; without ``step`` DVCLive's own counter is used and advanced.
 
         ``kwargs`` are passed to ``log_metric``.
         """

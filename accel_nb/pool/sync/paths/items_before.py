@@ -56,7 +56,7 @@ class ItemsBefore:
                 self._other.setdefault(path, []).append(item)
 
     def describe_other_uses(self, but: Collection[str]) -> list[str]:
-        """Return a line for each value, ``but`` some, of which an object was replaced that something else refers to."""
+        """Return a line for each path outside of ``but`` whose old objects something else refers to."""
         if not self._find_used():
             return []
         gc.collect()  # of what refers to the old ones, some may be garbage
