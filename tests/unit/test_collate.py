@@ -113,27 +113,6 @@ def test_options_that_cannot_be_are_refused(options):
         PaddingCollate(**options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask": "x"}, "samples have a field of this name"),
-        ({"pad": 0.5}, "'x' holds whole numbers, and 0.5 is none"),
-        ({"pad": {"y": 1}}, "name 'y', and the fields of the samples are 'x'"),
-        ({"only": ["x", "y"]}, "name 'y'"),
-    ],
-)
-def test_options_that_do_not_fit_the_samples_are_refused(options, message):
-    with pytest.raises(MisuseError, match=message):
-        PaddingCollate(**options)([{"x": [1]}, {"x": [1, 2]}])
-
-
-def test_samples_with_a_gradient_keep_it():
-    values = torch.ones(3, requires_grad=True)
-    PaddingCollate()([values[:1], values[1:]]).sum().backward()
-    assert values.grad is not None
-    assert values.grad.tolist() == [1, 1, 1]
-
-
 def test_a_mask_of_a_field_that_is_not_there_is_an_error():
     with pytest.raises(MisuseError, match=r"mask_of='z'.*fields are x"):
         PaddingCollate(mask="m", mask_of="z")([{"x": [1]}])

@@ -113,8 +113,6 @@ def test_a_folder_without_the_weights_of_a_model_is_refused(saved: Path, tmp_pat
         open_dcp_weights(saved.parent)
     with pytest.raises(CheckpointError, match="to remove"):
         merge(tmp_path, tmp_path / "out", removes_shards=True)
-    with pytest.raises(CheckpointError, match="holds one model: leave out the number of the model, 3"):
-        merge(saved, tmp_path / "out", model=3)
     assert not (tmp_path / "out").exists()
 
 
