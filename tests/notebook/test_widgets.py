@@ -66,7 +66,7 @@ def test_a_comm_of_another_target_is_opened_and_closed_by_the_kernel(kernel):
 
 def test_a_widget_of_a_class_of_the_notebook_and_a_closed_one_are_refused(kernel):
     setup(kernel, MAKE + "class Own(ipywidgets.Label):\n    pass\nown = Own('x')\nimage.close()")
-    for name, what in (("own", "of a class of the notebook"), ("image", "closed")):
+    for name, what in (("own", "of a class defined in the notebook"), ("image", "closed")):
         output = run(kernel, f"\n{name}.value")
         assert output.error is not None
         assert output.error[0] == "ShippingError"
