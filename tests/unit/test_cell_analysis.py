@@ -267,6 +267,14 @@ def test_a_computed_text_may_be_any_name_of_the_user():
     assert set(found.needed) == {*ours, "text"}
 
 
+def test_a_value_that_raises_refers_to_no_names() -> None:
+    class Unbound:
+        def __getattribute__(self, name: str) -> None:
+            raise RuntimeError("no object is bound")
+
+    assert names_in_code("proxy", {"proxy": Unbound(), "other": 1}) == []
+
+
 def test_names_of_values_on_the_workers_are_those_of_the_cell() -> None:
     def step() -> None:
         history.append(model)  # type: ignore[name-defined]  # noqa: F821

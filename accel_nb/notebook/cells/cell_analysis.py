@@ -453,8 +453,15 @@ def _names_of_user(namespace: Mapping[str, Any]) -> Iterable[str]:
 
 
 def names_in_code(name: str, namespace: Mapping[str, Any]) -> list[str]:
-    """Return the names of a namespace to which the code of a value refers: its functions, hooks and classes."""
-    return [found for found in _resolve_names([name], namespace, is_wide=True).names if found != name]
+    """Return the names of a namespace to which the code of a value refers: its functions, hooks and classes.
+
+    Return no names for a value whose own code raises when its attributes are read, as that of an unbound proxy does.
+    """
+    try:
+        found = _resolve_names([name], namespace, is_wide=True).names
+    except Exception:  # the user's code may raise anything, and what the cell has computed is not lost for it
+        return []
+    return [item for item in found if item != name]
 
 
 def _resolve_names(

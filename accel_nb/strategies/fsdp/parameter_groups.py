@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 _REMOVED = object()
+
+
+def groups_of(state: Any) -> Sequence[Any]:
+    """Return the parameter groups of a unit's state; PyTorch up to 2.11 has at most one, under another name."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def adapt_group(group: Any, unit: nn.Module) -> None:

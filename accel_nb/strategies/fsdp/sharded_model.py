@@ -44,7 +44,7 @@ from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.fsdp.new_parts import gather_new_parts, put_back_renamed
-from accel_nb.strategies.fsdp.parameter_groups import adapt_group
+from accel_nb.strategies.fsdp.parameter_groups import adapt_group, groups_of
 from accel_nb.strategies.fsdp.sharded_state import divided_state, make_whole
 from accel_nb.strategies.fsdp.visible_shards import VisibleShards
 from accel_nb.strategies.pipeline.pipeline import Pipeline
@@ -186,7 +186,7 @@ class ShardedModel:
                 filling.fill_shards(self.changed)
             if self.pipeline is None:
                 _state_of(model)._lazy_init()  # else the call of a unit before that of the model would make it a root
-                by_unit = {unit: _groups_of(_state_of(unit)) for unit in self._units}
+                by_unit = {unit: groups_of(_state_of(unit)) for unit in self._units}
                 self.visible = VisibleShards(by_unit, lambda: _state_of(model)._state_ctx.iter_forward_root is not None)
         except BaseException:
             self.abandon()
@@ -507,7 +507,7 @@ class ShardedModel:
 
     def _groups(self) -> Iterator[Any]:
         for unit in self._units:
-            yield from _groups_of(_state_of(unit))
+            yield from groups_of(_state_of(unit))
 
     @torch.no_grad()
     def _share_values(self, device: torch.device) -> None:
@@ -538,7 +538,7 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
             vars(module).pop(name, None)
         # The hook serves load_state_dict(assign=True), which is refused, and cannot be copied.
         _drop_hooks(module, ("_load_state_dict_post_hooks",))
-    for group in _groups_of(_state_of(unit)):
+    for group in groups_of(_state_of(unit)):
         adapt_group(group, unit)
     unit.register_forward_pre_hook(_require_process(os.getpid()), prepend=True)
     patch_instance(unit, _methods_over(plain), plain)
@@ -580,13 +580,6 @@ def _is_pending(param: Any) -> bool:
 
 def _state_of(unit: nn.Module) -> Any:
     return _composable_state._get_module_state(unit)
-
-
-def _groups_of(state: Any) -> Sequence[Any]:
-    """Return the parameter groups of a unit's state; PyTorch up to 2.11 has at most one, under another name."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return state._fsdp_param_groups
-    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
@@ -639,7 +632,7 @@ def _reshard_idle(unit: Any) -> None:
     """Free parameters that are gathered although nothing computes with them."""
     for state in _state_of(unit)._state_ctx.all_states:
         if state._training_state.name == "IDLE":
-            for group in _groups_of(state):
+            for group in groups_of(state):
                 group.reshard()
 
 
