@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from accel_nb.config.sections import FsdpOptions
 from accel_nb.precision.half import build_precision
 from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.fsdp.sharded_model import _groups_of
+from accel_nb.strategies.fsdp.parameter_groups import groups_of
 from accel_nb.strategies.fsdp.strategy import Fsdp
 
 
@@ -25,7 +25,7 @@ from accel_nb.strategies.fsdp.strategy import Fsdp
     ],
 )
 def test_the_groups_of_a_unit_are_found_under_either_name(state: dict[str, object], groups: list[str]):
-    assert _groups_of(SimpleNamespace(**state)) == groups
+    assert groups_of(SimpleNamespace(**state)) == groups
 
 
 def test_an_option_that_this_pytorch_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch):
