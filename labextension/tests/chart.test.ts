@@ -25,7 +25,7 @@ describe('marks', () => {
     const mark = { x: 3, rank: 1, text: 'ValueError' };
     expect(markText({ ...mark, kind: 'failed' })).toBe('rank 1 failed: ValueError');
     expect(markText({ ...mark, kind: 'nan' })).toBe('loss not finite');
-    expect(markText({ ...mark, kind: 'steered', text: 'learning rate 0.1 -> 0.05' })).toBe(
+    expect(markText({ ...mark, kind: 'control', text: 'learning rate 0.1 -> 0.05' })).toBe(
       'learning rate 0.1 -> 0.05'
     );
   });

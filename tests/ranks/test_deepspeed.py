@@ -117,7 +117,7 @@ def test_training_equals_one_process_and_comes_back(size: int) -> None:
         assert stages[2]["parameters"] < 0.7 * stages[1]["parameters"]
 
 
-def steers(world: World, stage: int) -> list[Tensor]:
+def controls_the_run(world: World, stage: int) -> list[Tensor]:
     """Clip, throw gradients away, change weights, load the optimizer: each of these counts, at once."""
     model, optimizer = language()
     accelerator = build(world, zero_stage=stage, persistent_size=20)
@@ -156,7 +156,7 @@ def test_clipping_dropping_and_loading_count_at_once(stage: int) -> None:
         optimizer.zero_grad()
     first = torch.cat([value.flatten() for value in model.state_dict().values()])
     run_alone(model, optimizer, range(3, 5))
-    for found in run_ranks(steers, 2, stage):
+    for found in run_ranks(controls_the_run, 2, stage):
         torch.testing.assert_close(found[0], first, rtol=0, atol=2e-5)
         torch.testing.assert_close(found[1], flat(model), rtol=0, atol=2e-5)
 

@@ -152,8 +152,8 @@ def test_a_rank_maps_its_device_with_those_who_hold_it():
 
 def test_a_processor_has_no_map():
     assert device_type("cpu").allocator_snapshot() is None
-    steering = ControlReceiver(lambda wish, step, text: None, str)
-    assert steering._do(MapMemory(), types.SimpleNamespace(num_steps=3)) == NO_MEMORY_MAP  # type: ignore[arg-type]
+    receiver = ControlReceiver(lambda request, step, text: None, str)
+    assert receiver._do(MapMemory(), types.SimpleNamespace(num_steps=3)) == NO_MEMORY_MAP  # type: ignore[arg-type]
 
 
 def test_a_panel_sends_a_map_once_and_again_with_a_snapshot(monkeypatch: pytest.MonkeyPatch):

@@ -110,7 +110,7 @@ def test_a_flood_is_counted_and_not_listened_to():
     assert controls.requests.num_interrupts == MAX_PER_SECOND + 1
 
 
-def test_wishes_are_bounded_and_none_is_left_open():
+def test_requests_are_bounded_and_none_is_left_open():
     requests = ActionQueue()
     asked = [ControlAction(to_message(StopAfterStep())) for _ in range(MAX_QUEUED + 1)]
     for action in asked:
@@ -386,7 +386,7 @@ def test_a_panel_marks_and_says_what_was_done():
         state.fold([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
     state.fold([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
     state.set_action_result("learning rate 0.1 -> 0.05, after step 12\n<b>")
-    assert (state.marks[-1].kind, state.marks[-1].x) == ("steered", 12)
+    assert (state.marks[-1].kind, state.marks[-1].x) == ("control", 12)
     assert state.ranks.num_steps == 22, "a report stands for the steps since the last"
     assert state.facts()["action_result"] == "learning rate 0.1 -> 0.05, after step 12"
     state.accepts_actions = True
