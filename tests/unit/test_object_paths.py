@@ -357,3 +357,25 @@ def test_paths_are_shown_as_code_would_write_them():
     assert readable_path("trainer@attribute:optimizer") == "trainer.optimizer"
     assert readable_path("models@item:0@attribute:head") == "models[0].head"
     assert readable_path("step@cell:loss") == "step.loss"
+
+
+class Configured:
+    """An object of a class whose ``__new__`` needs an argument."""
+
+    def __new__(cls, config):
+        return super().__new__(cls)
+
+    def __init__(self, config):
+        self.config = config
+        self.batches = (number for number in range(3))
+        next(self.batches)
+
+
+def test_an_object_whose_class_needs_arguments_comes_back_without_what_cannot_be_copied(sides, monkeypatch):
+    monkeypatch.setattr(Configured, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Configured", Configured, raising=False)
+    before = sides.snapshot()
+    sides.worker.update(made=Configured([1]), number=3)
+    assert sides.bring_back(before) == {"made.batches": "generator cannot be copied"}
+    assert sides.kernel["number"] == 3
+    assert sides.kernel["made"].config == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -81,7 +82,7 @@ class AttributesContent:
 
 
 TensorSums = tuple[int, ...]
-"""The sums of the bits of some tensors, two for each: of whole 32-bit words, and of the bytes after these."""
+"""Sums of the bits of some tensors, two for each: of whole 32-bit words, and of the bytes after these."""
 
 
 class Deleted:
@@ -167,7 +168,7 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     """Return a fingerprint of the content of tensors.
 
     Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without increasing
-    them. The sum of the bits is cheap, but equal after a permutation; ``exact`` computes a checksum instead.
+    them. Sums of the bits are cheap; ``exact`` computes a checksum instead.
     """
     tensors = list(tensors)
     content = map(_checksum, tensors) if exact else tensor_sums(tensors)
@@ -184,14 +185,46 @@ def tensor_sums(tensors: Iterable[Any]) -> TensorSums:
         if (flat := _flat_bytes(tensor)) is not None:
             positions, sums = by_device.setdefault(flat.device, ([], []))
             whole = flat[: flat.numel() // 4 * 4]
-            positions += (len(found), len(found) + 1)
-            sums.append(whole.view(torch.int32).sum(dtype=torch.int32))
-            sums.append(flat[whole.numel() :].sum(dtype=torch.int32))
+            for position, words in ((len(found), whole.view(torch.int32)), (len(found) + 1, flat[whole.numel() :])):
+                if words.numel():
+                    positions.append(position)
+                    sums.append(_weighted_sum(words))
         found += (0, 0)
     for positions, sums in by_device.values():
         for position, value in zip(positions, torch.stack(sums).tolist(), strict=True):  # one read of each device
             found[position] = value
     return tuple(found)
+
+
+_NUM_WEIGHTS = 2**16
+_BLOCK, _MAX_WITHOUT_BLOCKS = 61, 2**12
+"""The words of a block: a prime, so that blocks end within the rows of a matrix, whichever columns change places."""
+
+
+def _weighted_sum(words: Any) -> Any:
+    """Return the sum of words, each times a weight by its position, which changes if rows of a matrix change places.
+
+    Of many words, the sums of blocks have weights: to multiply each word takes three times as long.
+    """
+    import torch
+
+    if words.numel() > _MAX_WITHOUT_BLOCKS:
+        blocks = words[: words.numel() // _BLOCK * _BLOCK]
+        words = torch.cat([blocks.view(-1, _BLOCK).sum(1, dtype=torch.int32), words[blocks.numel() :]])
+    weights = _weights(words.device)
+    parts = words.split(_NUM_WEIGHTS)
+    sums = [(part * weights[: part.numel()]).sum(dtype=torch.int32) for part in parts]
+    return sums[0] if len(sums) == 1 else _weighted_sum(torch.stack(sums))
+
+
+@functools.cache
+def _weights(device: Any) -> Any:
+    """Return the weights: the same in all processes, and random, since words often differ by powers of two only."""
+    import torch
+
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    limits, size = (-(2**31), 2**31), (_NUM_WEIGHTS,)
+    return torch.randint(*limits, size, generator=generator, dtype=torch.int32, device="cpu").to(device)
 
 
 def _versions(tensors: Iterable[Any]) -> tuple[Any, ...]:
@@ -211,7 +244,7 @@ def _checksum(tensor: Any) -> Any:
 
 
 def _flat_bytes(tensor: Any) -> Any:
-    """Return the bytes of a tensor, or of this rank's shard; None if it has none, or not in strides."""
+    """Return the bytes of a tensor, or of this rank's shard, from a whole word on; None if it has none in strides."""
     import torch
 
     data = local_shard(tensor).detach()
@@ -219,7 +252,8 @@ def _flat_bytes(tensor: Any) -> Any:
         return None
     if data.is_complex():
         data = torch.view_as_real(data.resolve_conj())
-    return data.resolve_neg().contiguous().view(-1).view(torch.uint8)
+    flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
+    return flat.clone() if flat.storage_offset() % 4 else flat
 
 
 def module_structure(module: Any) -> tuple[Any, ...]:
@@ -348,7 +382,7 @@ def set_module_state(module: Any, state: Mapping[str, Any], *, is_borrowed: bool
                 if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
                     tensor.grad, tensor.data = None, (value.clone() if is_borrowed else value).to(tensor.device)
                 fill_tensor(tensor, value)
-            if tensor.is_leaf and tensor.is_floating_point():
+            if tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
         part.training = path not in evaluating

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import gc
 import io
 import types
@@ -225,7 +224,7 @@ class ResultCollection:
             if is_state_sharded(module) and not can_read_full():
                 self.deferred_weights.add(root_name(path))
                 self.kept[path] = "its weights are divided among the workers; they come back with the next cell"
-            elif any(is_sparse(tensor) for tensor in module_tensors(module).values()):
+            elif not all(map(_has_plain_bytes, module_tensors(module).values())):
                 delta.modules[path] = module_state(module)
             else:
                 sums = None if is_state_sharded(module) else content.weights[1]
@@ -344,9 +343,17 @@ def _copyable_part(value: Any, namespace: Namespace, shared: Mapping[int, Shared
     copyable, left_out = _split_attributes(attributes_of(value) or {}, namespace, shared)
     if not copyable:
         return None, {}
-    part = copyreg.__newobj__(type(value))  # type: ignore[attr-defined]
+    try:
+        part = object.__new__(type(value))  # ``__new__`` of the class may need arguments
+    except TypeError:  # it inherits from a class that is made by C code
+        return None, {}
     set_attributes(part, copyable)
     return part, left_out
+
+
+def _has_plain_bytes(tensor: Any) -> bool:
+    """Return whether the content of a tensor is a number of bytes for each element."""
+    return not (is_sparse(tensor) or tensor.is_meta or tensor.is_quantized)
 
 
 def _try_value(value: Any, trial: TrialPickler, limit: int | None) -> str | None:
