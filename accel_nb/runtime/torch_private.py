@@ -285,6 +285,7 @@ PRIVATE_USES = (
         "hooks",
         (
             "accelerator/plain_cells/detection/model_hooks.py",
+            "accelerator/model_division/model_structure.py",
             "pool/sync/objects/user_hooks.py",
             "strategies/deepspeed/inner_optimizer.py",
         ),
@@ -401,6 +402,7 @@ PRIVATE_USES = (
         "model_division",
         (
             "accelerator/model_division/divided_calls.py",
+            "accelerator/model_division/model_structure.py",
             "accelerator/model_division/module_state.py",
             "accelerator/model_division/tensor_writes.py",
             "accelerator/model_division/random_reads.py",
