@@ -19,7 +19,7 @@ from accel_nb.accelerator.training.closure_loss import ClosureLoss
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
 from accel_nb.accelerator.training.held_parameters import HeldParameters
 from accel_nb.accelerator.training.loss_classification import LossReduction
-from accel_nb.accelerator.training.loss_weighting import LossWeights
+from accel_nb.accelerator.training.loss_weighting import LossWeights, mean_of_sum
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
 from accel_nb.accelerator.training.recorded_models import RecordedModels
@@ -200,9 +200,9 @@ class Stepper:
             if loss.numel() == 1:
                 raise
             raise MisuseError(_NOT_ONE_VALUE.format(shape=tuple(loss.shape))) from None
-        if factor != 1.0:
+        if isinstance(factor, Tensor) or factor != 1.0:
             loss = loss * factor
-        self._closure_loss.add(loss)
+        self._closure_loss.add(loss, factor)
         window.record_backward()
         if self.strategy.capabilities.hides_gradients:  # what was completed before does not include this pass
             for proxy in self.optimizer_proxies.values():
@@ -241,7 +241,7 @@ class Stepper:
             self.is_inside_backward = False
         if loss is not None:
             window.record_backward()
-            shown = loss if weight is None else loss / weight
+            shown = loss if weight is None else mean_of_sum(loss, weight)
             samples = 1 if share is None else share.num_samples
             counted = samples if self._counts_samples and share is not None else 0
             self.meter.add_loss(shown, samples, counted, is_first=is_first)
