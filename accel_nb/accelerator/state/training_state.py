@@ -21,7 +21,7 @@ from accel_nb.accelerator.state.run_observer import RunObserver
 from accel_nb.accelerator.state.save_report import CompletedSave
 from accel_nb.accelerator.state.state_matching import format_mismatches, match_state, with_tied
 from accel_nb.accelerator.tracking.tracked_run import TrackedRun
-from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.accelerator.training.stepper import REFUSED_IN_JOIN, Stepper
 from accel_nb.checkpoint.accelerate_format import AccelerateState, is_accelerate_folder, read_accelerate_folder
 from accel_nb.checkpoint.background_save import CheckpointSaver
 from accel_nb.checkpoint.encoding import FromRankZero, Slice
@@ -130,6 +130,8 @@ class TrainingState:
         With ``is_alone`` no other rank calls. Then the checkpoint is that of a world of one rank, and is complete when
         the call returns.
         """
+        if self._stepper.is_joined and not is_alone:
+            raise MisuseError(f"save_state: {REFUSED_IN_JOIN}")
         options = self._resolved.config.checkpoint
         comm: Communicator = LocalComm() if is_alone else self._comm
         saver = CheckpointSaver(comm, self._device) if is_alone else self._saver
@@ -144,6 +146,7 @@ class TrainingState:
         store = open_store(root)
         if not is_alone:
             self.wait()
+            self._stepper.average_replicas()  # each rank writes some of the tensors
         # Hooks write into the temporary folder of the checkpoint, which is renamed when it is complete.
         place: ReservedFolder | None = None
         # A folder that the user has named is replaced, as by torch.save, since cells and scripts are run repeatedly.
