@@ -115,6 +115,7 @@ class CollectiveMethods(ProcessView):
         background and returns the result of the previous one, so a flag is detected one check later. All ranks must
         pass the same ``wait``.
         """
+        self._collectives.verify("check_trigger", None)
         return self._trigger.check(wait=wait)
 
     def _find_data_owners(self) -> list[int]:

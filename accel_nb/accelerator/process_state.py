@@ -166,12 +166,12 @@ class ProcessView:
 
     def _ordered(self, goes_first: bool) -> Iterator[None]:
         if not goes_first:
-            self._comm.barrier()
+            self._collectives.barrier()
         try:
             yield
         finally:
             if goes_first:
-                self._comm.barrier()
+                self._collectives.barrier()
 
 
 class PartialState(ProcessView):

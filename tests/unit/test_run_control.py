@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -291,6 +292,15 @@ def test_a_schedule_goes_on_as_planned_times_the_factor(name: str):
         assert ours == pytest.approx([0.25 * rate for rate in theirs], abs=1e-6)  # floors stay
 
 
+def test_a_rate_that_groups_share_is_scaled_once():
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizer = torch.optim.Adam([{"params": [value]} for value in parameters], lr=torch.tensor(0.1))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    scale_rates([optimizer], [scheduler], 0.5)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.05, 0.05])
+    assert [float(rate) for rate in scheduler.base_lrs] == pytest.approx([0.05, 0.05])
+
+
 class Keeping:
     """Keeps events."""
 
@@ -302,11 +312,14 @@ class Keeping:
 
 
 def run_with_actions(
-    requests: dict[int, Any], num_epochs: int, **options: Any
+    requests: dict[int, Any], num_epochs: int, names: Mapping[str, Any] | None = None, **options: Any
 ) -> tuple[Accelerator, Any, Keeping, list[str]]:
     """Train a line, with what is asked for right after the steps that ``requests`` names."""
     shown_text: list[str] = []
-    receiver = ControlReceiver(lambda action, step, text: shown_text.append(f"{step}: {text}"), describe_value)
+    values = {"a": "a", "b": "b", **(names or {})}
+    receiver = ControlReceiver(
+        lambda action, step, text: shown_text.append(f"{step}: {text}"), lambda name: describe_value(values[name])
+    )
     token, sink = current_control_receiver.set(receiver), Keeping()
     try:
         accelerator = Accelerator(world=World(), cpu=True, sink=sink, seed=1, **options)
@@ -360,6 +373,18 @@ def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
 def test_without_a_folder_nothing_is_saved_and_the_run_goes_on():
     accelerator, _, _, shown_text = run_with_actions({2: SaveNow(), 3: Inspect(("a", "b"))}, 1)
     assert shown_text == ["2: not saved: give the folder for checkpoints with --checkpoint DIR", "3: a = 'a'\nb = 'b'"]
+    accelerator.close()
+
+
+def test_a_value_that_cannot_be_shown_does_not_end_the_run():
+    names = {"lazy": torch.nn.Sequential(torch.nn.LazyLinear(2)), "empty": torch.ones(2, device="meta"), "x": 3}
+    accelerator, _, _, shown_text = run_with_actions({2: Inspect(("lazy", "empty", "x"))}, 1, names)
+    [text] = shown_text
+    lazy, empty, x = text.splitlines()
+    assert lazy.startswith("2: lazy = not available: ValueError: ")
+    assert empty.startswith("empty = not available: NotImplementedError: ")
+    assert x == "x = 3"
+    assert accelerator.components.stepper.num_steps == 5
     accelerator.close()
 
 

@@ -162,6 +162,18 @@ def test_hooks_see_models_and_can_be_removed(tmp_path: Path) -> None:
     accelerator.close()
 
 
+def test_hooks_whose_handles_nobody_keeps_are_all_called(tmp_path: Path) -> None:
+    accelerator, *_ = prepared(tmp_path)
+    seen: list[str] = []
+    for name in "ab":
+        accelerator.register_save_state_pre_hook(lambda models, weights, url, name=name: seen.append(f"save {name}"))
+        accelerator.register_load_state_pre_hook(lambda models, url, name=name: seen.append(f"load {name}"))
+    accelerator.save_state()
+    accelerator.load_state()
+    assert seen == ["save a", "save b", "load a", "load b"]
+    accelerator.close()
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_what_hooks_write_becomes_part_of_the_checkpoint(tmp_path: Path, blocking: bool) -> None:
     accelerator, model, optimizer = prepared()
@@ -215,6 +227,21 @@ def test_a_failed_background_save_is_raised_by_the_next_call(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="the disk is gone"):
         accelerator.wait_for_checkpoint()
     accelerator.wait_for_checkpoint()
+    accelerator.close()
+
+
+def test_a_failed_background_save_is_not_reported_as_saved(tmp_path: Path) -> None:
+    accelerator, model, optimizer = prepared(tmp_path)
+    train(accelerator, model, optimizer)
+    accelerator.save_state(blocking=False)
+    accelerator.components.state._saver._job.join()  # type: ignore[union-attr]
+    accelerator.components.state._saver._job._problem = "the disk is gone"  # type: ignore[union-attr]
+    with pytest.raises(CheckpointError, match="the disk is gone"):
+        accelerator.wait_for_checkpoint()
+    train(accelerator, model, optimizer)
+    accelerator.save_state(blocking=False)
+    [line] = accelerator.end_run()
+    assert line.startswith("saved step 2 (1) in ")
     accelerator.close()
 
 

@@ -368,6 +368,8 @@ class Preparer:
         Ranks that read shares get separate random streams.
         """
         self.refresh()
+        if not self._stepper.makes_local_steps:
+            self._stepper.average_replicas()
         self._observer.on_epoch_start()
         if reads_shares:
             self.seed_ranks_separately()
