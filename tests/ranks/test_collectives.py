@@ -374,3 +374,18 @@ def leaves_arguments(world: World) -> tuple[list[float], list[float], list[int]]
 def test_a_broadcast_leaves_its_argument_and_rows_without_values_are_counted() -> None:
     found = run_ranks(leaves_arguments, 2)
     assert found == [([float(rank)] * 2, [1.0, 1.0], [6, 0]) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "to_dense"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]), "to_padded_tensor"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "dequantize"),
+    ],
+)
+def test_tensors_that_are_not_dense_are_refused_with_a_way_to_make_them_dense(
+    make: Callable[[], torch.Tensor], remedy: str
+) -> None:
+    with pytest.raises(MisuseError, match=remedy):
+        Collectives(LocalComm()).gather(make())

@@ -79,6 +79,35 @@ def attention(run: Run) -> None:
     train(run, Attending().double(), squared)
 
 
+def conjugated_values(run: Run) -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp(outputs=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.view_as_complex(self.inner(x)).conj()
+
+    train(run, Spectral(), lambda model, x, y, label: (model(x)[:, None] - y).abs().pow(2).mean())
+
+
+def results_with_attributes(run: Run) -> None:
+    class Result(dict):  # type: ignore[type-arg]
+        def __init__(self, **items: Any) -> None:
+            super().__init__(items)
+            self.__dict__ = self
+
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor, y: Tensor) -> Result:
+            return Result(loss=F.mse_loss(self.inner(x), y, reduction="sum"))
+
+    train(run, Scored(), lambda model, x, y, label: model(x, y).loss)
+
+
 def noise_in_the_cell(run: Run) -> None:
     train(run, mlp(), lambda model, x, y, label: squared(model, x + torch.randn_like(x), y, label))
 
@@ -516,6 +545,7 @@ def gradients_assigned_by_data(run: Run) -> None:
 
 
 DIVIDED = [
+    conjugated_values, results_with_attributes,
     optimizer_carried_by_the_model,
     gradients_assigned_by_data, temperature_with_its_own_optimizer, loaders_without_end,
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,

@@ -1,5 +1,6 @@
 from collections import OrderedDict, UserDict, namedtuple
-from dataclasses import dataclass
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -55,6 +56,85 @@ def test_every_kind_of_container_is_walked_and_rebuilt():
     assert doubled["data"].label == "cat"
 
 
+class Attributes(dict):
+    """A dict whose items are its attributes."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+        self.__dict__ = self
+
+
+class Result(dict):
+    """A dict whose constructor sets its items as attributes too."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+        for name, value in items.items():
+            setattr(self, name, value)
+
+
+class Batch(MutableMapping):
+    """A mapping that holds its items in an attribute."""
+
+    def __init__(self, **items):
+        self.held = items
+
+    def __getitem__(self, key):
+        return self.held[key]
+
+    def __setitem__(self, key, value):
+        self.held[key] = value
+
+    def __delitem__(self, key):
+        del self.held[key]
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+@pytest.mark.parametrize("kind", [Attributes, Result])
+def test_attributes_that_are_items_are_replaced_with_them(kind):
+    given = kind(x=torch.ones(2), name="one")
+
+    doubled = map_tensors(lambda tensor: tensor * 2, given)
+
+    assert type(doubled) is kind
+    assert (doubled["x"].tolist(), doubled.x.tolist(), doubled.name) == ([2.0, 2.0], [2.0, 2.0], "one")
+    assert (given["x"].tolist(), given.x.tolist()) == ([1.0, 1.0], [1.0, 1.0])
+    doubled.name = "two"
+    assert doubled["name"] == ("two" if kind is Attributes else "one")
+
+
+def test_a_mapping_that_holds_its_items_in_an_attribute_is_not_changed():
+    given = Batch(x=torch.ones(2))
+
+    doubled = map_tensors(lambda tensor: tensor * 2, given)
+
+    assert (doubled["x"].tolist(), given["x"].tolist()) == ([2.0, 2.0], [1.0, 1.0])
+
+
+def test_a_field_without_a_value_stays_without_one():
+    @dataclass
+    class Cached:
+        x: torch.Tensor
+        sums: torch.Tensor = field(init=False)
+
+    doubled = map_tensors(lambda tensor: tensor * 2, Cached(torch.ones(2)))
+
+    assert doubled.x.tolist() == [2.0, 2.0]
+    assert not hasattr(doubled, "sums")
+    assert first_batch_size(doubled) == 2
+
+
+def test_a_nested_tensor_has_as_many_samples_as_tensors():
+    batch = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]), ["a", "b"]
+
+    assert first_batch_size(batch) == 2
+
+
 def test_a_mapping_that_cannot_be_copied_becomes_a_dict():
     class Closed(UserDict):
         def __copy__(self):
@@ -81,6 +161,15 @@ def test_tensors_move_to_another_device():
 
     assert [tensor.device.type for tensor in find_tensors(moved)] == ["meta", "meta"]
     assert moved[1] == "name"
+
+
+def test_a_dict_whose_attributes_are_keys_is_moved_by_its_items():
+    class Keys(dict):
+        __getattr__ = dict.__getitem__
+
+    moved = to_device(Keys(x=torch.ones(2, device="cpu")), "meta")
+
+    assert moved.x.is_meta
 
 
 def test_an_object_that_can_move_itself_does():

@@ -56,6 +56,8 @@ def test_tensors_come_back_with_dtype_and_shape(dtype, shape):
 
     assert found.dtype == dtype
     assert torch.equal(found, tensor)
+    conjugated = serialization.decode(serialization.encode(tensor.conj()))
+    assert torch.equal(conjugated, tensor.conj())
     assert other.shape == (tensor.t() if tensor.dim() == 2 else tensor).shape
     assert not found.requires_grad
 

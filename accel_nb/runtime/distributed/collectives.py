@@ -469,10 +469,13 @@ def _check_tensors(op: str, nested: Any) -> tuple[list[Tensor], MisuseError | No
                 f"{op} takes tensors, nested in tuples, lists, mappings and dataclasses, and got a "
                 f"{type(leaf).__qualname__}; make it a tensor, or use gather_object or broadcast_object_list"
             )
-        if leaf.layout is not torch.strided or leaf.is_quantized:
-            return [], MisuseError(
-                f"{op} takes dense tensors, and got one of layout {leaf.layout}; call to_dense() first"
-            )
+        if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
+            kind, dense = (
+                ("a quantized one", "dequantize()") if leaf.is_quantized
+                else ("a nested one", "to_padded_tensor(padding)") if leaf.is_nested
+                else (f"one of layout {leaf.layout}", "to_dense()")
+            )  # fmt: skip
+            return [], MisuseError(f"{op} takes dense tensors, and got {kind}; call {dense} first")
     return list(find_tensors(nested)), None
 
 

@@ -87,9 +87,10 @@ def _tree(value: Any, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
 
 
 def _tensor_tree(value: Tensor, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        raise _unsupported(value, path, f"a tensor of layout {value.layout} on {value.device}")
-    flat = value.detach().to("cpu").contiguous().reshape(-1)
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested or value.is_meta:
+        kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+        raise _unsupported(value, path, f"a tensor of layout {kind} on {value.device}")
+    flat = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
     content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     buffers.append(content)
     return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), len(content)]}

@@ -55,12 +55,11 @@ def to_device(
     def move_item(item: Any) -> Any:
         if isinstance(item, Tensor):
             return move(item)
-        to_method = getattr(item, "to", None)
-        if callable(to_method) and not isinstance(item, type):
+        if _can_move(item):
             try:
-                return to_method(device, non_blocking=non_blocking)
+                return item.to(device, non_blocking=non_blocking)
             except TypeError:  # a `to` without `non_blocking`
-                return to_method(device)
+                return item.to(device)
         if skip_keys and isinstance(item, Mapping):
             moved = iter([value if key in skip_keys else move_item(value) for key, value in item.items()])
             return _map_children(lambda _: next(moved), item)
@@ -69,6 +68,11 @@ def to_device(
     if type(nested) is tuple:
         return tuple([move(item) if isinstance(item, Tensor) else move_item(item) for item in nested])
     return move_item(nested)
+
+
+def _can_move(item: Any) -> bool:
+    # Attributes of a container may be its items, whose lookup raises other errors than AttributeError.
+    return not isinstance(item, type) and callable(getattr(type(item) if _is_container(item) else item, "to", None))
 
 
 def find_tensors(nested: Any) -> Iterator[Tensor]:
@@ -125,7 +129,7 @@ def first_batch_size(nested: Any) -> int | None:
     """
     array = next(_arrays(nested), None)
     if array is not None:
-        return array.shape[0]
+        return _num_rows(array)
     return _first_length(nested)
 
 
@@ -137,12 +141,14 @@ def slice_batch(nested: Any, start: int, stop: int) -> Any:
     size = first_batch_size(nested)
     if size is None:
         return nested
-    if type(nested) is tuple and all(isinstance(item, Tensor) and item.dim() and len(item) == size for item in nested):
+    if type(nested) is tuple and all(
+        isinstance(item, Tensor) and item.dim() and _num_rows(item) == size for item in nested
+    ):
         return tuple([item[start:stop] for item in nested])
 
     def cut(item: Any) -> Any:
         if _is_array(item):
-            return item[start:stop] if item.shape[0] == size else item
+            return item[start:stop] if _num_rows(item) == size else item
         if _is_one_per_sample(item, size):
             return item[start:stop]
         return _map_children(cut, item)
@@ -167,7 +173,7 @@ def _concat(items: list[Any], sizes: list[int]) -> Any:
     first = items[0]
     if any(type(item) is not type(first) for item in items):
         raise ValueError("batches of another structure cannot be joined")
-    if all(_is_array(item) and item.shape[0] == size for item, size in zip(items, sizes, strict=True)):
+    if all(_is_array(item) and _num_rows(item) == size for item, size in zip(items, sizes, strict=True)):
         if len({(item.shape[1:], item.dtype) for item in items}) > 1:
             raise ValueError("arrays of another shape or type cannot be joined")
         return torch.cat(items) if isinstance(first, Tensor) else np.concatenate(items)
@@ -197,6 +203,11 @@ def _is_array(item: Any) -> TypeGuard[Tensor | np.ndarray]:
     return isinstance(item, Tensor | np.ndarray) and item.ndim > 0
 
 
+def _num_rows(array: Tensor | np.ndarray) -> int:
+    # A nested tensor has no shape, but a size in its first dim.
+    return array.size(0) if isinstance(array, Tensor) else array.shape[0]
+
+
 def _arrays(nested: Any) -> Iterator[Tensor | np.ndarray]:
     if _is_array(nested):
         yield nested
@@ -216,7 +227,7 @@ def _is_one_per_sample(item: Any, size: int) -> bool:
     if not isinstance(item, list | tuple) or hasattr(item, "_fields") or len(item) != size:
         return False
     # A list of one dict of arrays for each sample (object detection) is per sample: its arrays lack the batch size.
-    lengths = [array.shape[0] for array in _arrays(item)]
+    lengths = [_num_rows(array) for array in _arrays(item)]
     lengths = lengths or [found for child in item if (found := _first_length(child)) is not None]
     return not lengths or any(length != size for length in lengths)
 
@@ -227,7 +238,7 @@ def _children(nested: Any) -> Iterator[Any]:
     elif isinstance(nested, list | tuple):
         yield from nested
     elif _is_dataclass(nested):
-        yield from (getattr(nested, field.name) for field in dataclasses.fields(nested))
+        yield from (getattr(nested, name) for name in _fields_with_values(nested))
 
 
 def _is_container(nested: Any) -> bool:
@@ -250,21 +261,41 @@ def _map_children(fn: Callable[[Any], Any], nested: Any) -> Any:
         return _rebuild_sequence(nested, [fn(item) for item in nested])
     if isinstance(nested, Mapping):
         items = {key: fn(value) for key, value in nested.items()}
-        if isinstance(nested, MutableMapping):  # a copy keeps attributes that the constructor does not accept
-            try:
-                clone = copy.copy(nested)
-            except TypeError:  # its constructor needs arguments that its copy does not pass
-                return items
-            for key, value in items.items():  # some mappings (model outputs) do not support `update`
-                clone[key] = value
-            return clone
-        return cast(Any, kind)(items)
+        return _with_items(nested, items) if isinstance(nested, MutableMapping) else cast(Any, kind)(items)
     if _is_dataclass(nested):
         clone = copy.copy(nested)
-        for field in dataclasses.fields(nested):
-            object.__setattr__(clone, field.name, fn(getattr(nested, field.name)))
+        for name in _fields_with_values(nested):
+            object.__setattr__(clone, name, fn(getattr(nested, name)))
         return clone
     return nested
+
+
+def _with_items(nested: MutableMapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return a copy of a mapping with other items; where attributes were its items, those of the copy are too."""
+    try:  # a copy keeps attributes that the constructor does not accept
+        clone = copy.copy(nested)
+    except TypeError:  # its constructor needs arguments that its copy does not pass
+        return items
+    if type(nested).__dictoffset__:  # it has attributes
+        _replace_attributes(clone, nested, items)
+    for key, value in items.items():  # some mappings (model outputs) do not support `update`
+        clone[key] = value
+    return clone
+
+
+def _replace_attributes(clone: Any, nested: MutableMapping[Any, Any], items: dict[Any, Any]) -> None:
+    before, attributes = vars(nested), vars(clone)
+    if before is nested:  # `self.__dict__ = self`
+        object.__setattr__(clone, "__dict__", clone)
+        return
+    replaced = {
+        id(value): items[key] for key, value in nested.items() if isinstance(value, Tensor) or _is_container(value)
+    }
+    for name, value in before.items():
+        if id(value) in replaced:
+            attributes[name] = replaced[id(value)]
+        elif isinstance(value, dict | list) and attributes.get(name) is value:  # it may hold the items
+            attributes[name] = copy.copy(value)
 
 
 def _rebuild_sequence(like: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
@@ -272,6 +303,10 @@ def _rebuild_sequence(like: list[Any] | tuple[Any, ...], items: list[Any]) -> An
     if make is not None:
         return make(items)
     return cast(Any, type(like))(items)
+
+
+def _fields_with_values(nested: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(nested) if hasattr(nested, field.name)]
 
 
 def _is_dataclass(nested: Any) -> bool:
