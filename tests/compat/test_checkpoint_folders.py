@@ -86,7 +86,7 @@ def save_where_nothing_can_be_removed(world: World, folder: Path) -> str:
     return "saved"
 
 
-def _fail(*_: object) -> None:
+def _fail(self: LocalStore, name: str) -> None:
     raise PermissionError(13, "Permission denied")
 
 
