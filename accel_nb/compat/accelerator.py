@@ -526,13 +526,12 @@ class Accelerator(OwnAccelerator):
         """Save the state of the training; with automatic naming to ``checkpoints/checkpoint_N`` of the project folder.
 
         If every rank has a copy of the weights, only the main process saves, and the others need not call. Its random
-        states are saved; those of other ranks are derived when the checkpoint is loaded.
+        states are saved; those of other ranks are derived when the checkpoint is loaded. With automatic naming every
+        rank must call, and the oldest checkpoints beyond ``total_limit`` are removed once the new one is complete.
         """
-        folders = self._folders
+        folders, newest = self._folders, None
         if folders.is_automatic:
-            self.wait_for_everyone()
-            output_dir = folders.make_next(removes=self.is_main_process)
-            self.wait_for_everyone()
+            output_dir = newest = folders.next_folder()
         elif output_dir is None:
             raise ValueError("save_state needs output_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
         is_alone = not folders.is_automatic and options.get("blocking", True) and self._are_ranks_equal
@@ -541,6 +540,8 @@ class Accelerator(OwnAccelerator):
         else:
             found = os.fspath(output_dir) if is_alone else super().save_state(output_dir, safe_serialization, **options)
         self.project_configuration.iteration += 1
+        if newest is not None:
+            self._on_main(lambda: folders.remove_oldest(newest))
         return found
 
     def load_state(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
+from accel_nb.checkpoint.store_url import open_store
 from accel_nb.compat.plugins import ProjectConfiguration
 
 _NAME = re.compile(r"checkpoint_(\d+)")
@@ -40,19 +40,26 @@ class CheckpointFolders:
             raise ValueError(f"there is no checkpoint in {self._parent}")
         return found[-1]
 
-    def make_next(self, *, removes: bool) -> Path:
-        """Return the next folder, which must not exist; with ``removes`` delete the oldest beyond the limit."""
-        limit = self._project.total_limit
-        found = self._list_folders()
+    def next_folder(self) -> Path:
+        """Return the folder of the next checkpoint; raises ValueError if it exists."""
         folder = self._parent / f"checkpoint_{self._project.iteration}"
         if folder.exists():
             raise ValueError(
                 f"{folder} exists: another run has written it. Set ProjectConfiguration(iteration=...) to "
                 "the number after it, or give another project_dir"
             )
-        if removes and limit is not None and len(found) + 1 > limit:
-            for old in found[: len(found) + 1 - limit]:
-                shutil.rmtree(old)
-        if removes:
-            self._parent.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def remove_oldest(self, newest: Path) -> None:
+        """Remove the oldest checkpoints beyond the limit; one process calls.
+
+        ``newest`` was saved last, whatever its number. If it is still being written in the background, it does not
+        count.
+        """
+        if self._project.total_limit is None:
+            return
+        others = [folder for folder in self._list_folders() if folder.name != newest.name]
+        num_kept = max(self._project.total_limit - newest.is_dir(), 0)
+        store = open_store(self._parent)
+        for folder in others[: max(len(others) - num_kept, 0)]:
+            store.remove(folder.name)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.checkpoint import export
 from accel_nb.checkpoint.export import WeightWriter
 from accel_nb.errors import CheckpointError, ConfigError, CorruptCheckpoint, MisuseError, NoCheckpoint
 
@@ -296,6 +297,29 @@ def test_weights_of_one_file_are_held_at_a_time(tmp_path: Path) -> None:
         spoilt.finish()
     assert json.loads((tmp_path / "model.safetensors.index.json").read_text()) == index
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_views_of_complex_numbers_are_written_by_value(tmp_path: Path) -> None:
+    pair, files = torch.tensor([1 + 2j, 3 + 4j], dtype=torch.complex64), WeightWriter(tmp_path, "1GB")
+    files.add("conjugated", pair.conj())
+    files.add("negative", pair.conj().imag)
+    files.finish()
+    found = load_file(tmp_path / "model.safetensors")
+    assert found["conjugated"].tolist() == [1 - 2j, 3 - 4j]
+    assert found["negative"].tolist() == [-2, -4]
+
+
+def test_a_last_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"a part")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(export, "save_file", fail)
+    files = WeightWriter(tmp_path, "1GB")
+    files.add("w", torch.ones(2))
+    with pytest.raises(OSError, match="No space left"):
+        files.finish()
+    assert not list(tmp_path.iterdir())
 
 
 def test_plain_values_are_saved_and_others_refused(tmp_path: Path) -> None:
