@@ -144,6 +144,16 @@ def test_names_come_back_with_the_next_cell_also_after_an_error_or_an_interrupt(
     assert "no cell runs in the background" in refused(kernel, "%accelerate interrupt")
 
 
+def test_what_the_notebook_deletes_after_a_run_is_freed(kernel: Kernel):
+    kernel.run("import torch, weakref\nlarge = torch.zeros(10)\nreference = weakref.ref(large)")
+    output = kernel.run("%%accelerate --cpus 2 --background\nlarge += 1")
+    assert output.error is None, output.traceback
+    say(kernel, "wait")
+    assert kernel.value("large.sum().item()") == 10
+    kernel.run("del large")
+    assert kernel.value("reference() is None") is True
+
+
 @pytest.mark.nightly
 def test_a_kernel_that_ends_takes_its_background_run_along():
     with running_kernel() as kernel:
