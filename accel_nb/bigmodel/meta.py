@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.bigmodel.host_memory import empty_tensors
+from accel_nb.bigmodel.planning.sizes import to_torch_device
 from accel_nb.runtime.devices.registry import device_type
 
 
@@ -36,7 +37,7 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool = Fal
     Each parameter moves when it is registered, so that its first values are drawn on the device. Tied parameters stay
     tied.
     """
-    moves = _MoveHooks(torch.device(device))
+    moves = _MoveHooks(to_torch_device(device))
     on_parameter: Any = nn_module.register_module_parameter_registration_hook  # annotated as if hooks returned None
     on_buffer: Any = nn_module.register_module_buffer_registration_hook
     handles = [on_parameter(moves.parameter)]

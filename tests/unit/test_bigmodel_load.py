@@ -55,6 +55,12 @@ def test_a_model_with_values_is_filled_in_place(tmp_path: Path) -> None:
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
 
 
+def test_a_device_without_or_with_its_number_is_that_of_the_tensors(tmp_path: Path) -> None:
+    expected, model = Transformer(), Transformer()
+    load_checkpoint_in_model(model, save_single(expected, tmp_path), {"": "cpu:0"})
+    assert_same(model, expected)
+
+
 def test_dtypes_are_converted_on_the_way_and_some_modules_left(tmp_path: Path) -> None:
     expected = Transformer(width=64)
     path = save_single(expected, tmp_path)
