@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.bigmodel.host_memory import empty_tensors
-from accel_nb.bigmodel.planning.sizes import to_torch_device
 from accel_nb.runtime.devices.registry import device_type
 
 
@@ -37,7 +36,7 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool = Fal
     Each parameter moves when it is registered, so that its first values are drawn on the device. Tied parameters stay
     tied.
     """
-    moves = _MoveHooks(to_torch_device(device))
+    moves = _MoveHooks(torch.device(device))
     on_parameter: Any = nn_module.register_module_parameter_registration_hook  # annotated as if hooks returned None
     on_buffer: Any = nn_module.register_module_buffer_registration_hook
     handles = [on_parameter(moves.parameter)]
@@ -81,14 +80,17 @@ class _MoveHooks:
         if parameter is None or not self._must_move(parameter):
             return None
         if parameter not in self._moved:
-            self._moved[parameter] = clone_parameter_onto(parameter, parameter.detach().to(self._device))
+            made = clone_parameter_onto(parameter, parameter.detach().to(self._device))
+            # One that is registered again is not moved again: tensors on "cuda" have the device "cuda:0".
+            self._moved[parameter] = self._moved[made] = made
         return self._moved[parameter]
 
     def buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> Tensor | None:
         if buffer is None or not self._must_move(buffer):
             return None
         if buffer not in self._moved:
-            self._moved[buffer] = buffer.to(self._device)
+            made = buffer.to(self._device)
+            self._moved[buffer] = self._moved[made] = made
         return self._moved[buffer]
 
     def _must_move(self, tensor: Tensor) -> bool:

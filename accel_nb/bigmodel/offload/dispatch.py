@@ -272,12 +272,12 @@ def _dispatch(
     groups = _group_weights(tree, model, offloaded, sources, record)
     budget = _budget(groups, buffer_bytes)
     _bypass_cache_if_too_small(sources.values())
+    for tensor in tensors:  # first, since the device may lack memory: then the model still has all of its weights
+        if tensor.name not in sources:
+            _move(model, tensor, places.device_of(tensor))
     for weight in record.weights:
         for holder, leaf in weight.holders:
             holder[leaf] = weight.placeholder
-    for tensor in tensors:
-        if tensor.name not in sources:
-            _move(model, tensor, places.device_of(tensor))
     record.modules = _weights_of_modules(model, groups)
     if groups:
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
@@ -538,9 +538,9 @@ def _with_weights(prefetcher: WeightPrefetcher, group: WeightGroup, inner: Calla
         prefetcher.acquire(group)
         try:
             if not torch.is_grad_enabled():
-                return inner(*args, **kwargs)
+                return prefetcher.without_views(group, inner(*args, **kwargs))
             with saved_tensors_hooks(*prefetcher.saved_tensors_hooks(group)):
-                return inner(*args, **kwargs)
+                return prefetcher.without_views(group, inner(*args, **kwargs))
         finally:
             prefetcher.release(group)
 

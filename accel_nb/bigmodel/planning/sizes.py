@@ -229,14 +229,8 @@ def device_problems(device: object, where: str, *, must_exist: bool = False) -> 
 
 
 def to_torch_device(device: Device) -> torch.device:
-    """Return the torch device of a place other than ``disk``, as tensors there have it: ``cuda:0`` for ``cuda``.
-
-    A number is an accelerator's, CUDA's if there is none.
-    """
+    """Return the torch device of a place other than ``disk``; a number is an accelerator's, CUDA's if there is none."""
     if isinstance(device, int):
         kind = default_type()
         return torch.device("cuda" if kind.is_host else kind.name, device)
-    made = torch.device(device)
-    if made.index is not None and not device_type(made).is_host:
-        return made
-    return torch.empty(0, device=made).device
+    return torch.device(device)
