@@ -12,9 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from accel_nb.bigmodel.offload.dispatch import _dispatch, disk_offload, dispatch_model, has_offloaded_params
+from accel_nb.bigmodel.offload.dispatch import (
+    _dispatch,
+    disk_offload,
+    dispatch_model,
+    has_offloaded_params,
+    remove_hook_from_submodules,
+)
 from accel_nb.bigmodel.offload.layerwise_casting import attach_layerwise_casting_hooks
+from accel_nb.bigmodel.offload.sequential_offload import UserCpuOffloadHook
 from accel_nb.bigmodel.offload.weight_transfer import DeviceTransfer, HostTransfer, SynchronousCopyQueue
+from accel_nb.errors import MisuseError
 
 WIDTH = 64
 
@@ -178,6 +186,17 @@ def test_a_model_keeps_its_weights_if_others_cannot_be_moved(tmp_path: Path) -> 
         assert torch.equal(value, expected[name])
 
 
+def test_a_model_whose_forwards_are_replaced_is_not_copied() -> None:
+    models = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+    dispatch_model(models[0], {"": "cpu"})
+    dispatch_model(models[1], {"0": "cpu:0", "1": "cpu:1"})
+    copied = copy.deepcopy(models[0])
+    assert torch.equal(copied[0].weight, models[0][0].weight)
+    remove_hook_from_submodules(copied)
+    with pytest.raises(MisuseError, match="remove_hook_from_submodules"):
+        copy.deepcopy(models[1])
+
+
 def test_a_copy_of_a_layer_that_casts_has_its_own_weights() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     attach_layerwise_casting_hooks(model, "bfloat16", "float32")
@@ -204,3 +223,41 @@ def test_a_layer_casts_again_after_a_conversion_has_failed() -> None:
         model(x)
     assert torch.equal(model(x), expected)
     assert model[0].weight.dtype == torch.float16
+
+
+class OtherMemory(TorchFunctionMode):
+    """Moves tensors to other memory, as to a device; the move number ``failing`` raises."""
+
+    def __init__(self, failing: int = 0) -> None:
+        super().__init__()
+        self.num_moves = 0
+        self.failing = failing
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.to:
+            return func(*args, **(kwargs or {}))
+        self.num_moves += 1
+        if self.num_moves == self.failing:
+            raise torch.OutOfMemoryError("no memory is left")
+        return args[0].clone()
+
+
+def test_what_code_writes_into_data_on_the_device_is_moved_back() -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    hook = UserCpuOffloadHook(model, torch.device("cpu:0"), None)
+    with OtherMemory():
+        model(x)
+        model.weight.data.fill_(3)
+        hook.offload()
+    assert model.weight.eq(3).all()
+
+
+def test_a_model_that_does_not_fit_on_the_device_is_moved_as_a_whole_the_next_time() -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    expected = model(x)
+    UserCpuOffloadHook(model, torch.device("cpu:0"), None)
+    with pytest.raises(torch.OutOfMemoryError), OtherMemory(failing=2):
+        model(x)
+    with OtherMemory() as moves:
+        assert torch.equal(model(x), expected)
+    assert moves.num_moves == 3, "weight, bias and input"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -189,6 +190,11 @@ class DispatchRecord:
     """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
     _pipeline_start: int | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DispatchRecord:
+        if self._wrapped:  # the copy's forwards would compute with this model's weights
+            raise MisuseError("a dispatched model cannot be copied; call remove_hook_from_submodules(model) first")
+        return DispatchRecord(copy.deepcopy(self.model, memo), compute_devices=dict(self.compute_devices))
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a module's forward by ``make(forward)``."""
