@@ -495,7 +495,6 @@ PRIVATE_USES = (
     PrivateUse(
         "tensor.version",
         (
-            "bigmodel/offload/sequential_offload.py",
             "bigmodel/offload/weight_prefetch.py",
             "runtime/tensors/versions.py",
             "strategies/ddp/local_gradients.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -190,6 +191,11 @@ class DispatchRecord:
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
     _pipeline_start: int | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> DispatchRecord:
+        if self._wrapped:  # the copy's forwards would compute with this model's weights
+            raise MisuseError("a dispatched model cannot be copied; call remove_hook_from_submodules(model) first")
+        return DispatchRecord(copy.deepcopy(self.model, memo), compute_devices=dict(self.compute_devices))
+
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a module's forward by ``make(forward)``."""
         inner = module.forward
@@ -272,12 +278,12 @@ def _dispatch(
     groups = _group_weights(tree, model, offloaded, sources, record)
     budget = _budget(groups, buffer_bytes)
     _bypass_cache_if_too_small(sources.values())
+    for tensor in tensors:  # first, since the device may lack memory: then the model still has all of its weights
+        if tensor.name not in sources:
+            _move(model, tensor, places.device_of(tensor))
     for weight in record.weights:
         for holder, leaf in weight.holders:
             holder[leaf] = weight.placeholder
-    for tensor in tensors:
-        if tensor.name not in sources:
-            _move(model, tensor, places.device_of(tensor))
     record.modules = _weights_of_modules(model, groups)
     if groups:
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
@@ -538,9 +544,9 @@ def _with_weights(prefetcher: WeightPrefetcher, group: WeightGroup, inner: Calla
         prefetcher.acquire(group)
         try:
             if not torch.is_grad_enabled():
-                return inner(*args, **kwargs)
+                return prefetcher.without_views(group, inner(*args, **kwargs))
             with saved_tensors_hooks(*prefetcher.saved_tensors_hooks(group)):
-                return inner(*args, **kwargs)
+                return prefetcher.without_views(group, inner(*args, **kwargs))
         finally:
             prefetcher.release(group)
 
