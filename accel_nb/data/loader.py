@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from accel_nb.config.sections import DataOptions
+from accel_nb.data.computed_attribute import ComputedAttribute
 from accel_nb.data.dispatch import receive_dispatched
 from accel_nb.data.fetch import build_reader
 from accel_nb.data.index_batches import DrawnIndices, FetchedBatches, MatchedBatches
@@ -37,6 +38,7 @@ from accel_nb.data.loader_checks import refuse_divided
 from accel_nb.data.loader_iterator import LoaderIterator
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import BatchShare, flag_last, grouped, num_groups
+from accel_nb.data.own_iteration import OwnIteration
 from accel_nb.data.persistent_workers import iterate_in_turn
 from accel_nb.data.position import (
     DatasetSnapshots,
@@ -233,10 +235,10 @@ def _sharded_class(plain: type[DataLoader[Any]], *, has_own_length: bool) -> typ
         body["__len__"] = __len__
     attributes = {
         "set_epoch": lambda self, epoch: _sharding(self).set_epoch(self, epoch),
-        "total_batch_size": property(lambda self: _sharding(self).total_batch_size(self)),
-        "total_dataset_length": property(lambda self: len(self.dataset)),
-        "end_of_dataloader": property(lambda self: _sharding(self).is_at_end),
-        "remainder": property(lambda self: _sharding(self).remainder(self)),
+        "total_batch_size": ComputedAttribute(lambda self: _sharding(self).total_batch_size(self)),
+        "total_dataset_length": ComputedAttribute(lambda self: len(self.dataset)),
+        "end_of_dataloader": ComputedAttribute(lambda self: _sharding(self).is_at_end),
+        "remainder": ComputedAttribute(lambda self: _sharding(self).remainder(self)),
     }
     body.update({name: value for name, value in attributes.items() if name == "set_epoch" or not hasattr(plain, name)})
     return make_instance_class(plain, plain, body)
@@ -317,12 +319,12 @@ class _ShardedLoading:
         return was_even
 
     def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
+        index_sampler, sampler = self._build_sampler(loader), loader.batch_sampler
         if hasattr(self.plain, "set_epoch"):
             self.plain.set_epoch(loader, epoch)  # pyright: ignore[reportAttributeAccessIssue]
-        index_sampler, sampler = self._build_sampler(loader), loader.batch_sampler
-        inner: Any = getattr(sampler, "sampler", None)
-        replacements = () if index_sampler is None else index_sampler.replacements
-        set_epoch(epoch, sampler, inner, loader.sampler, loader.dataset, *replacements)
+        else:
+            set_epoch(epoch, sampler, getattr(sampler, "sampler", None), loader.sampler, loader.dataset)
+        set_epoch(epoch, *(() if index_sampler is None else index_sampler.replacements))
         if self._inner is not None and self._inner.dataset is not loader.dataset:
             set_epoch(epoch, self._inner.dataset)
 
@@ -504,11 +506,8 @@ class _ShardedLoading:
         check_same_loaders(self._comm, loader.dataset, None, index_sampler.generators)
         epoch.sampler_state = index_sampler.capture_state()
         divider, num_batches = BatchDivider(self.shard, loader.batch_size), index_sampler.num_groups()
-        source = self.plain.__iter__(loader)  # possibly the loader itself, whose `iter` would come here again
-        for number in count(1):
-            if (batch := next(source, _END)) is _END:
-                return
-            yield divider.divide([batch], number == num_batches, [self.shard.index]).pop()
+        # Possibly the loader itself, whose `iter` would come here again.
+        return OwnIteration(self.plain.__iter__(loader), divider, num_batches, self.shard.index)
 
     def _is_dispatched(self, loader: DataLoader[Any]) -> bool:
         if self._comm.world.size == 1 or self._options.dispatch_batches is False:

@@ -19,13 +19,13 @@ def without_subclass_hooks(bases: Iterable[type], metaclass: type = type) -> Ite
     bases = tuple(bases)
     makers = [metaclass, *map(type, bases)]
     found = [*_hooks(bases, _HOOKS), *_hooks(makers, _HOOKS_OF_METACLASSES)]
-    for owner, name, _ in found:
-        delattr(owner, name)
     try:
+        for owner, name, _ in found:
+            type.__delattr__(owner, name)  # a metaclass of the notebook may forbid it
         yield
     finally:
         for owner, name, hook in found:
-            setattr(owner, name, hook)
+            type.__setattr__(owner, name, hook)
 
 
 def _hooks(kinds: Iterable[type], names: frozenset[str]) -> Iterator[tuple[type, str, Any]]:

@@ -198,7 +198,8 @@ def test_an_epoch_reaches_sampler_batch_sampler_and_dataset():
     batches = MyBatches(sampler)
     loader = MyLoader(data, batch_sampler=batches)
     setup = Setup(LocalComm())
-    setup.shard(loader).set_epoch(3)
+    setup.shard(DataLoader(data, batch_sampler=batches)).set_epoch(3)
+    setup.shard(loader).set_epoch(6)  # the class decides what it sets
     setup.shard(DataLoader(stream)).set_epoch(4)
     setup.shard(DataLoader(numbers(3), sampler=sampler)).set_epoch(5)
 
@@ -207,8 +208,18 @@ def test_an_epoch_reaches_sampler_batch_sampler_and_dataset():
         [3],
         [3],
         [4],
-        [3],
+        [6],
     )
+
+
+def test_own_attributes_of_a_loader_precede_those_of_sharded_loaders():
+    loader = DataLoader(numbers(11), batch_size=2)
+    loader.remainder = 7
+
+    Setup(LocalComm()).shard(loader)
+    assert (loader.remainder, loader.total_batch_size) == (7, 2)
+    loader.remainder = loader.total_batch_size = 8
+    assert (loader.remainder, loader.total_batch_size) == (8, 8)
 
 
 def test_the_attributes_of_sharded_loaders():

@@ -14,7 +14,7 @@ import inspect
 import types
 import weakref
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -118,8 +118,8 @@ def _drop_methods(special: type) -> None:
     A class refers to itself: until the garbage collector runs, it would keep the model whose forward it has replaced.
     """
     for name, value in list(vars(special).items()):
-        if isinstance(value, types.FunctionType):
-            delattr(special, name)
+        if isinstance(value, types.FunctionType) or name == _OWN_FORWARD:
+            type.__delattr__(special, name)
 
 
 def plain_class(instance: T) -> type[T]:
@@ -140,13 +140,18 @@ def _classes(instance: T) -> list[type[T]]:
     return classes
 
 
+def _own_forwards(classes: Iterable[Mapping[str, Any]]) -> list[Callable[..., Any]]:
+    """Return the forwards that `replace_forward` has moved from an instance to the attributes of its classes."""
+    return [found[_OWN_FORWARD] for found in classes if _OWN_FORWARD in found]
+
+
 def plain_view(model: nn.Module, *, keeps_inner: bool = False) -> nn.Module:
     """Return another object that shares all state with ``model``, with its innermost class and its original forward.
 
     ``keeps_inner`` keeps the subclass that the first `patch_instance` has created, which runs compiled code.
     """
     classes = _classes(model)
-    own = [found[_OWN_FORWARD] for found in map(vars, classes) if _OWN_FORWARD in found]
+    own = _own_forwards(map(vars, classes))
     view = object.__new__(classes[-2] if keeps_inner and len(classes) > 1 else classes[-1])
     view.__dict__ = {**vars(model), "forward": own[-1]} if own and not keeps_inner else vars(model)
     return view
@@ -154,12 +159,19 @@ def plain_view(model: nn.Module, *, keeps_inner: bool = False) -> nn.Module:
 
 def reduce_as_plain(instance: Any, protocol: Any) -> Any:
     """Return the reduction of an object as an instance of its plain class."""
-    return _as_plain(instance, lambda: instance.__reduce_ex__(protocol))
+    return _as_plain(instance, lambda: _reduce(instance, protocol))
 
 
 def reduce_as_innermost(instance: Any, protocol: Any) -> Any:
     """Return the reduction of an object as an instance of its innermost class, ignoring overrides by subclasses."""
-    return _as_plain(instance, lambda: instance.__reduce_ex__(protocol), innermost_class(instance))
+    return _as_plain(instance, lambda: _reduce(instance, protocol), innermost_class(instance))
+
+
+def _reduce(instance: Any, protocol: Any) -> Any:
+    reduced = instance.__reduce_ex__(protocol)
+    if isinstance(reduced, tuple) and len(reduced) > 2 and "forward" in vars(instance) and reduced[2] is vars(instance):
+        return (*reduced[:2], dict(reduced[2]), *reduced[3:])  # `_as_plain` removes the forward again
+    return reduced
 
 
 def without_class_check(reduced: Any) -> Any:
@@ -197,14 +209,20 @@ class _Reduction(tuple[Any, ...]):
 
 
 def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -> Any:
-    """Return ``act()``, called while the instance has its plain class, or the class ``kind``."""
+    """Return ``act()``, called while the instance has its plain class, or the class ``kind``, and its own forward."""
     special = type(instance)
     # A library may have derived a class from the instance's, which has no plain class of its own.
-    plain = kind or next(found[PLAIN_CLASS] for found in map(vars, special.__mro__) if PLAIN_CLASS in found)
+    patched = next(found for found in map(vars, special.__mro__) if PLAIN_CLASS in found)
+    own = _own_forwards([patched] if kind is None else map(vars, _classes(instance)))
+    has_own = bool(own) and "forward" not in vars(instance)  # else code has set another one since
     try:
-        _set_class(instance, plain)
+        _set_class(instance, kind or patched[PLAIN_CLASS])
+        if has_own:
+            vars(instance)["forward"] = own[-1]
         return act()
     finally:
+        if has_own:
+            vars(instance).pop("forward", None)
         _set_class(instance, special)
 
 
