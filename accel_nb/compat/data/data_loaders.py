@@ -444,7 +444,9 @@ def _order_of(dataloader: DataLoader[Any], count: int, use_seedable_sampler: boo
     """Return a loader's sampler of batches, whose random order is the same on all processes; None if it has none."""
     is_read_by_batches = dataloader.batch_sampler is None and isinstance(dataloader.sampler, BatchSampler)
     batches = cast(Any, dataloader.sampler if is_read_by_batches else dataloader.batch_sampler)
-    if batches is None and count > 1:
+    if batches is None:
+        if count == 1:
+            return None
         raise MisuseError(
             "a loader with batch_size=None has no batches to divide: give it a batch_size, or a BatchSampler as sampler"
         )
