@@ -23,6 +23,7 @@ from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.accelerator.tracking.run_tracking import number_of
 from accel_nb.accelerator.training.join import override_even_batches
+from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.compat.arguments import accumulation_steps, add_defaults, is_set, precision_of, project_of
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.data.epochs import count_epochs, set_iteration
@@ -541,7 +542,7 @@ class Accelerator(OwnAccelerator):
             found = os.fspath(output_dir) if is_alone else super().save_state(output_dir, safe_serialization, **options)
         self.project_configuration.iteration += 1
         if newest is not None:
-            self._on_main(lambda: folders.remove_oldest(newest))
+            run_on_main(self._comm, lambda: folders.remove_oldest(newest))
         return found
 
     def load_state(  # pyright: ignore[reportIncompatibleMethodOverride]

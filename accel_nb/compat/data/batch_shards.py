@@ -67,7 +67,7 @@ class BatchSamplerShard(BatchSampler):
         """Yield this process's part of each batch."""
         part = self.batch_size // self.num_processes
         own = slice(part * self.process_index, part * (self.process_index + 1))
-        first: Sequence[Any] | None = None
+        first: Any = None
         for batch in self.batch_sampler:
             first = batch if first is None else first
             if len(batch) < self.batch_size:

@@ -428,8 +428,8 @@ def prepare_data_loader(
         return _shard_iterable(dataset, dataloader, options, count, index, split_batches)
     batch_sampler = _order_of(dataloader, count, use_seedable_sampler, data_seed)
     if count > 1:
-        sampler: Any = getattr(batch_sampler, "sampler", None)
-        options["synchronized_generator"] = getattr(sampler, "generator", None)
+        generator = getattr(getattr(batch_sampler, "sampler", None), "generator", None)
+        options["synchronized_generator"] = generator if isinstance(generator, torch.Generator) else None
         batch_sampler = BatchSamplerShard(batch_sampler, count, index, split_batches, even_batches)
     if batch_sampler is None:
         return DataLoaderShard(dataset, **options)
@@ -443,12 +443,14 @@ def prepare_data_loader(
 def _order_of(dataloader: DataLoader[Any], count: int, use_seedable_sampler: bool, data_seed: int | None) -> Any:
     """Return a loader's sampler of batches, whose random order is the same on all processes; None if it has none."""
     is_read_by_batches = dataloader.batch_sampler is None and isinstance(dataloader.sampler, BatchSampler)
-    batches: Any = dataloader.sampler if is_read_by_batches else dataloader.batch_sampler
-    if batches is None and count > 1:
+    batches = cast(Any, dataloader.sampler if is_read_by_batches else dataloader.batch_sampler)
+    if batches is None:
+        if count == 1:
+            return None
         raise MisuseError(
             "a loader with batch_size=None has no batches to divide: give it a batch_size, or a BatchSampler as sampler"
         )
-    sampler = getattr(batches, "sampler", None)  # a batch sampler of the user's may have none
+    sampler: Any = getattr(batches, "sampler", None)  # a batch sampler of the user's may have none
     if type(sampler) is not RandomSampler:
         return batches
     if use_seedable_sampler:
