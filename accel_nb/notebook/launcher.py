@@ -18,7 +18,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from accel_nb.config import Layer, Resolved, environment_layer
-from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
+from accel_nb.errors import GROUPS, ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.error_translation import is_option_timeout
@@ -234,9 +234,9 @@ def _concurrent_session(main: Session, specs: Sequence[WorkerSpec], first: int) 
 
 
 def _set_remote_traceback(error: BaseException) -> None:
-    """Set the worker's traceback as the error's cause outside a notebook; a notebook shows it by itself."""
+    """Set the worker's traceback as the error's cause where it is not shown: outside a notebook, and of groups."""
     render = vars(error).get("_render_traceback_")
-    if render is not None and get_ipython() is None:
+    if render is not None and (get_ipython() is None or isinstance(error, GROUPS)):
         error.__cause__ = PoolError("\n" + _ANSI.sub("", "\n".join(render())))
 
 

@@ -64,6 +64,12 @@ def test_value_of_the_last_expression_and_rich_display(kernel):
     assert len(done(kernel, "42;").displays) == 1
 
 
+def test_a_value_that_displays_itself_is_displayed_once(kernel):
+    body = "class Own:\n    def _ipython_display_(self): print('shown')\nOwn()"
+    output = done(kernel, body)
+    assert (output.stdout, len(output.displays)) == ("shown\n", 1)  # the receipt
+
+
 def test_pictures_of_matplotlib_are_shown(kernel):
     output = done(kernel, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
     assert any("image/png" in data for data in output.displays)

@@ -67,6 +67,15 @@ def test_values_come_back_if_an_interrupt_arrives_as_the_cell_has_ended(kernel):
     assert done(kernel, "print(here)").stdout == "10\n"
 
 
+def test_training_comes_back_if_the_end_of_the_run_fails(kernel):
+    setup(kernel, f"{MODEL.format(optimizer=SGD)}\nbefore = model.weight.detach().clone()")
+    fail = "def fail():\n    del accelerator.end_run\n    raise OSError('no space')\naccelerator.end_run = fail\n"
+    output = run(kernel, f"{fail}with torch.no_grad(): model.weight += 1")
+    assert output.error == ("OSError", "no space")
+    assert kernel.value("(model.weight - before).unique().tolist()") == [1.0]
+    assert done(kernel, "print((model.weight - before).unique().tolist())").stdout == "[1.0]\n"
+
+
 def test_prepared_objects_of_an_explicit_cell_stay_prepared_under_other_flags(kernel):
     setup(kernel, MODEL.format(optimizer=SGD))
     done(kernel, "model, optimizer = accelerator.prepare(model, optimizer)")
@@ -335,6 +344,7 @@ def test_a_keyboard_interrupt_of_the_cells_own_is_an_error(kernel):
     output = run(kernel, "raise KeyboardInterrupt('mine')")
     assert output.error is not None
     assert output.error[0] == "KeyboardInterrupt"
+    assert "raise KeyboardInterrupt('mine')" in output.traceback
 
 
 @pytest.mark.parametrize(

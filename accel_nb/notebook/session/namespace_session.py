@@ -353,7 +353,7 @@ def _request_of(cell: Cell, names: CellNames, resolved: Resolved) -> RunRequest:
         cwd=os.getcwd(),
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
         shell_name="" if (shell := get_ipython()) is None else type(shell).__name__,
-        compiler_flags=compiler_flags(cell.tree),
+        compiler_flags=compiler_flags(cell.tree) | cell.flags,
         execution_count=cell.execution_count,
         bound=tuple(names.bound),
         is_plain=not names.is_explicit and not is_call,
