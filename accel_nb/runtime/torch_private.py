@@ -186,8 +186,10 @@ PRIVATE_USES = (
             "runtime/distributed/sharded.py",
             "strategies/pipeline/chain_probe.py",
             "strategies/pipeline/stage_plan.py",
+            "strategies/pipeline/undone_calls.py",
         ),
         (
+            "Module._buffers",
             "Tensor._version",
             "torch.distributed.tensor.placement_types._StridedShard",
             "torch.nn.modules.batchnorm._BatchNorm",

@@ -192,7 +192,7 @@ class Fsdp(Stepping):
     def _share_before_read(self, optimizer: Optimizer) -> None:
         """Complete the state before a plain cell reads it, which all ranks do together."""
         if sharded.reads_together():
-            self.share_state()
+            self._share_optimizer_states()
 
     def _divide(self, model: nn.Module) -> ShardedModel:
         options = self.options
@@ -434,7 +434,13 @@ class Fsdp(Stepping):
         return step() if has_closure else step_on_shards(optimizer, step)
 
     def share_state(self) -> None:
-        """Add optimizer states that only ranks of other stages have, without their values; every rank must call."""
+        """Add what only ranks of other stages have: buffers, and optimizer states without values; every rank calls."""
+        for wrapped in self._models.values():
+            if wrapped.pipeline is not None:
+                wrapped.pipeline.share_buffers()
+        self._share_optimizer_states()
+
+    def _share_optimizer_states(self) -> None:
         for wrapped in self._models.values():
             if wrapped.pipeline is not None:
                 self._share_states(wrapped)
