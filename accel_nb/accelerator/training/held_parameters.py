@@ -58,7 +58,8 @@ class _Replacing:
         keys = {key: self._replace(key, depth) for key in mapping if isinstance(key, Tensor) or type(key) is int}
         if any(new is not key for key, new in keys.items()):
             items = [(keys.get(key, key), value) for key, value in mapping.items()]
-            kind = OrderedDict if isinstance(mapping, OrderedDict) else dict  # it records the order of its keys itself
+            # An OrderedDict records the order of its keys itself.
+            kind: type[dict[Any, Any]] = OrderedDict if isinstance(mapping, OrderedDict) else dict
             kind.clear(mapping)
             for key, value in items:
                 kind.__setitem__(mapping, key, value)
