@@ -59,7 +59,7 @@ class _Replacing:
         if any(new is not key for key, new in keys.items()):
             items = [(keys.get(key, key), value) for key, value in mapping.items()]
             # An OrderedDict records the order of its keys itself.
-            kind: type[dict[Any, Any]] = OrderedDict if isinstance(mapping, OrderedDict) else dict
+            kind: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict
             kind.clear(mapping)
             for key, value in items:
                 kind.__setitem__(mapping, key, value)
