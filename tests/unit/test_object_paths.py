@@ -379,3 +379,30 @@ def test_an_object_whose_class_needs_arguments_comes_back_without_what_cannot_be
     assert sides.bring_back(before) == {"made.batches": "generator cannot be copied"}
     assert sides.kernel["number"] == 3
     assert sides.kernel["made"].config == [1]
+
+
+class Logged(nn.Module):
+    """A module with a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.log = nn.Linear(1, 1), []
+
+
+def test_a_module_whose_name_has_the_sign_of_paths_is_followed(sides, monkeypatch):
+    monkeypatch.setattr(Logged, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Logged", Logged, raising=False)
+    model = nn.ModuleDict({"50%40@home": Logged()})
+    sides.kernel["model"] = model
+    sides.ship("model")
+    before = sides.snapshot("model")
+    there = sides.worker["model"]["50%40@home"]
+    there.log.append(1)
+    with torch.no_grad():
+        there.layer.weight.fill_(3)
+    assert sides.bring_back(before) == {}
+    assert model["50%40@home"].log == [1]
+    assert model["50%40@home"].layer.weight.item() == 3
+    model["50%40@home"].log.append(2)
+    sides.ship("model")
+    assert there.log == [1, 2]

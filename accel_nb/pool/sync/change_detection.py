@@ -27,14 +27,21 @@ from accel_nb.pool.sync.objects.object_kinds import (
 )
 from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects, optimizer_parts
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
-from accel_nb.pool.sync.objects.user_attributes import attribute_owners, tensor_attributes, user_attributes
+from accel_nb.pool.sync.objects.user_attributes import (
+    attribute_owners,
+    can_set_forward,
+    tensor_attributes,
+    user_attributes,
+)
 from accel_nb.pool.sync.objects.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
+    group_parameters,
     group_sizes,
     hyperparameters,
     keyed_values,
     own_values,
+    state_numbers,
     state_tensors,
 )
 from accel_nb.pool.sync.stream.pickling import copyable_values, digest
@@ -109,10 +116,13 @@ def fingerprint_of(
         return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
         groups = digest(hyperparameters(value), namespace=namespace, shared={})
+        numbers = digest(state_numbers(value), namespace=namespace, shared={})
         attributes = digest((own_values(value, namespace, refs), keyed_values(value)), namespace=namespace, shared=refs)
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
         tensors = tensor_fingerprints(state_tensors(value))
-        content = OptimizerContent(tensors, groups, attributes, hooks, methods, optimizer_parts(value))
+        content = OptimizerContent(
+            tensors, numbers, group_parameters(value), groups, attributes, hooks, methods, optimizer_parts(value)
+        )
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=refs))
@@ -341,6 +351,8 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
     for path, own in attributes.items():
         held = vars(owners[path])
         for name, value in own.items():
+            if name == "forward" and is_module(owners[path]) and not can_set_forward(owners[path]):
+                continue  # with another one, a model that an engine has prepared is sent whole
             if value is Deleted:
                 held.pop(name, None)
             else:

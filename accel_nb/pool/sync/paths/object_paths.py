@@ -80,7 +80,7 @@ def is_at_or_below(path: str, other: str) -> bool:
 def readable_path(path: str) -> str:
     """Return a path as code would write it: ``trainer.optimizer``, ``models[0]``; items of dicts by their number."""
     name, *steps = path.split("@")
-    for step in steps:
+    for step in map(_unquote, steps):
         kind, _, key = step.partition(":")
         name += f"[{key}]" if kind == "item" else f".{key or kind}"
     return name
@@ -90,7 +90,7 @@ def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
     """Return the object at a path; raise LookupError if there is none."""
     name, *steps = path.split("@")
     value = namespace[name]
-    for step in steps:
+    for step in map(_unquote, steps):
         if step.startswith(_OWN) and is_module(value):
             value = _module_attribute(value, step.removeprefix(_OWN))
         elif step.startswith(_ITEM) and isinstance(value, list | tuple | dict):
@@ -105,6 +105,15 @@ def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
 def is_below_training_object(path: str) -> bool:
     """Return whether an object is at an attribute of a module, an optimizer or a scheduler, or below one."""
     return f"@{_OWN}" in path
+
+
+def _quote(step: str) -> str:
+    """Return a step without ``@``, which keys of a ModuleDict may contain."""
+    return step.replace("%", "%25").replace("@", "%40")
+
+
+def _unquote(step: str) -> str:
+    return step.replace("%40", "@").replace("%25", "%")
 
 
 def referenced_objects(name: str, value: Any) -> dict[str, Any]:
@@ -129,7 +138,7 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
         is_atom = isinstance(child, ATOMS) and not (is_builtin_method(child) or is_local_class(child))
         if is_atom or id(child) in seen or len(found) >= MAX_PARTS:
             continue
-        below = f"{path}@{step}"
+        below = f"{path}@{_quote(step)}"
         if is_below_training_object(below) and not _can_change_in_place(child):
             continue  # it is a part of the attribute, not a reason to send the whole model
         if _has_path(child):
@@ -200,7 +209,10 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _hooks(value)
         for path, own in user_attributes(value).items():
             prefix = f"{_OWN}{path}." if path else _OWN
-            yield from ((prefix + name, item) for name, item in own.items() if name.isidentifier())
+            # An engine moves the ``forward`` of an instance.
+            yield from (
+                (prefix + name, item) for name, item in own.items() if name.isidentifier() and name != "forward"
+            )
     elif is_optimizer(value) or is_scheduler(value):
         own = optimizer_attributes(value) if is_optimizer(value) else scheduler_attributes(value)
         yield from ((_OWN + name, item) for name, item in own.items() if not has_tensor_keys(item))
