@@ -20,6 +20,13 @@ def test_names_go_out_and_come_back(kernel):
     assert kernel.value("(result, seen, same is seen, fresh)") == (12.0, [12.0], True, {"a": [1, 2]})
 
 
+def test_functions_that_a_cell_imports_come_back_as_they_are(kernel):
+    done(kernel, "from os import remove\nfrom torch import save, zeros\nfrom torch.nn.utils import clip_grad_norm_")
+    kernel.run("import os, torch")
+    assert kernel.value("(remove is os.remove, save is torch.save, zeros is torch.zeros)") == (True, True, True)
+    assert kernel.value("clip_grad_norm_ is torch.nn.utils.clip_grad_norm_") is True
+
+
 def test_a_function_sees_names_that_are_bound_later(kernel):
     kernel.run("rate = 1\ndef read_rate():\n    return rate")
     done(kernel, "rate = 7\nanswer = read_rate()")
@@ -129,6 +136,23 @@ def test_other_ranks_are_folded_and_shown_on_demand(kernel):
 def test_a_cell_can_run_on_some_ranks_only(kernel):
     output = done(kernel, "print(accelerator.process_index)", "--cpus 2 --ranks 1")
     assert output.stdout == "1\n"
+
+
+def test_a_cell_on_some_ranks_computes_writes_and_runs_commands_by_itself(kernel, tmp_path):
+    setup(
+        kernel,
+        "import subprocess, torch\nmodel = torch.nn.Linear(2, 1)\ndata = torch.ones(16, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nloader = torch.utils.data.DataLoader(data, 8)",
+    )
+    flags = "--cpus 2 --ranks 1 --timeout 60"
+    read = "with torch.no_grad(): print(optimizer.param_groups[0]['lr'], *(model(x).shape for x in loader))"
+    assert done(kernel, read, flags).stdout == "0.1 torch.Size([8, 1]) torch.Size([8, 1])\n"
+    done(kernel, "model(data).mean().backward()\noptimizer.step()\noptimizer.zero_grad()")
+    assert done(kernel, read, flags).stdout == "0.1 torch.Size([8, 1]) torch.Size([8, 1])\n"
+    path = tmp_path / "text"
+    done(kernel, f"with open({str(path)!r}, 'a') as file: file.write('written once')", "--cpus 3 --ranks 1,2")
+    assert path.read_text() == "written once"
+    assert done(kernel, "print(subprocess.check_output(['echo', 'run']))", flags).stdout == "b'run\\n'\n"
 
 
 @pytest.mark.parametrize("body", ["", "\n\n", "# only a comment\n# and another"])

@@ -167,6 +167,7 @@ class NamespaceSession:
                 reloaded=reloaded,
                 lines=tuple(self._modules.describe_reloads(reloaded)),
                 is_partial=len(chosen) < pool.size,
+                first_rank=min(chosen),
                 has_lost_ranks=self._has_lost_ranks,
             )
             does_the_same = request.is_plain and not (request.may_depend_on_rank or request.is_partial)

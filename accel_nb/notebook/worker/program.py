@@ -394,7 +394,9 @@ class CellProgram:
             cells.run_cell(
                 may_depend_on_rank=request.may_depend_on_rank,
                 is_partial=request.is_partial,
+                first_rank=request.first_rank,
                 entropy=request.entropy,
+                namespace=self._namespace,
                 at_end=close_event_writers,
             )
         )
