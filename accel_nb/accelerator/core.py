@@ -402,7 +402,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         try:
             yield
         finally:
-            self.components.strategy.grad_sync(model, self._stepper.window.averages_gradients)
+            self._stepper.update_sync([model])
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any] | None = None, even_batches: bool | None = None

@@ -185,6 +185,55 @@ def test_dropped_accelerator_is_gone_and_its_objects_can_be_taken_over() -> None
     assert type(model) is nn.Linear
 
 
+def test_an_error_while_closing_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model, optimizer)
+
+    def flush() -> None:
+        raise NanLossError(0, 1)
+
+    monkeypatch.setattr(accelerator.components.stepper.meter, "flush", flush)
+    with pytest.raises(NanLossError):
+        accelerator.close()
+    assert "step" not in vars(optimizer)
+    assert not accelerator.prepared_objects
+
+
+def test_an_interrupt_while_objects_are_prepared_restores_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True)
+
+    def record(bundle: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(accelerator.components.stepper, "add", record)
+        with pytest.raises(KeyboardInterrupt):
+            accelerator.prepare(model, optimizer)
+    assert "step" not in vars(optimizer)
+    assert not accelerator.prepared_objects
+    accelerator.prepare(model, optimizer)
+    _step(accelerator, model, optimizer)
+    accelerator.close()
+
+
+def test_state_of_an_optimizer_is_moved_as_it_is() -> None:
+    parameter = nn.Parameter(torch.empty(2, dtype=torch.bfloat16, device="meta"))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    [group] = optimizer.param_groups
+    states: Any = optimizer.state
+    states[parameter] = {"average": torch.ones(2), "step": torch.tensor(3.0), "history": [torch.ones(2)], "name": "x"}
+    states["calls"] = 7  # PyTorch stores entries of other keys too
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(optimizer)
+    moved = [states[parameter]["average"], *states[parameter]["history"]]
+    assert [(value.device.type, value.dtype) for value in moved] == [("meta", torch.float32)] * 2
+    assert (states[parameter]["step"].device.type, states[parameter]["name"], states["calls"]) == ("cpu", "x", 7)
+    assert optimizer.param_groups[0] is group
+    accelerator.close()
+
+
 def test_loader_is_freed_with_the_last_name_of_it_and_of_its_accelerator() -> None:
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(range(6), 2))

@@ -21,7 +21,7 @@ class AccumulationWindow:
         self,
         size: int,
         world_size: int,
-        on_sync: Callable[[bool], None],
+        on_sync: Callable[[], None],
         *,
         on_drop: Callable[[], None] = lambda: None,
         options: AccumulationOptions | None = None,
@@ -107,7 +107,7 @@ class AccumulationWindow:
     @averages_each_batch.setter
     def averages_each_batch(self, enabled: bool) -> None:
         self._averages_each_batch = enabled
-        self._on_sync(self.averages_gradients)
+        self._on_sync()
 
     @property
     def is_in_block(self) -> bool:
@@ -246,7 +246,7 @@ class AccumulationWindow:
             closes = self.syncs_gradients
         if closes != self.closes:
             self.closes = closes
-            self._on_sync(self.averages_gradients)
+            self._on_sync()
 
     def _update_factors(self) -> None:
         share, world_size = self.share, self._world_size

@@ -72,11 +72,13 @@ class Stepper:
         # The ids of models whose replicas differ since `LocalSGD` began, and whether it was used at all, on every rank.
         self._differing: set[int] = set()
         self._has_made_local_steps = False
+        # The models of the open blocks of `without_sync`.
+        self._unsynced: list[list[nn.Module]] = []
         self.world = world
         self._comm = comm
         self.bundle = Bundle()
         self.window = AccumulationWindow(
-            accumulate, strategy.data_coords()[1], self._set_sync, on_drop=self._drop_gradients, options=window
+            accumulate, strategy.data_coords()[1], self._update_all_sync, on_drop=self._drop_gradients, options=window
         )
         self.optimizer_proxies: dict[int, OptimizerProxy] = {}
         # Whether an optimizer that steps no prepared model is refused; else a warning says so.
@@ -124,8 +126,7 @@ class Stepper:
         for model in bundle.models:
             self._recorded.record(model)
         self._update_averaged()
-        for model in bundle.models:
-            self.strategy.grad_sync(model, self.window.averages_gradients)
+        self.update_sync(bundle.models)
 
     def changed_models(self) -> list[nn.Module]:
         """Return the models whose trainable parameters, their dtypes, or the functions of their classes have changed.
@@ -142,9 +143,10 @@ class Stepper:
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
-        for model in models:
+        changed = list(models)
+        for model in changed:
             self._recorded.record(model)
-            self.strategy.grad_sync(model, self.window.averages_gradients)
+        self.update_sync(changed)
         self._update_averaged()
 
     def remove(self, objects: Iterable[Any]) -> None:
@@ -410,13 +412,22 @@ class Stepper:
     def without_sync(self, models: Iterable[nn.Module]) -> Iterator[None]:
         """Do not average the gradients of backward passes in the block over ranks."""
         chosen = list(models)
-        for model in chosen:
-            self.strategy.grad_sync(model, False)
+        self._unsynced.append(chosen)
+        self.update_sync(chosen)
         try:
             yield
         finally:
-            for model in chosen:
-                self.strategy.grad_sync(model, self.window.averages_gradients)
+            self._unsynced = [other for other in self._unsynced if other is not chosen]
+            self.update_sync(chosen)
+
+    def update_sync(self, models: Iterable[nn.Module]) -> None:
+        """Average the models' gradients in the next passes, unless the window or a block of `without_sync` does not."""
+        for model in models:
+            is_unsynced = any(model is other for chosen in self._unsynced for other in chosen)
+            self.strategy.grad_sync(model, self.window.averages_gradients and not is_unsynced)
+
+    def _update_all_sync(self) -> None:
+        self.update_sync(self.bundle.models)
 
     def set_local_gradients(self, models: Iterable[nn.Module], is_on: bool) -> None:
         """Switch local gradients on or off: while on, the models' gradients are not averaged. Every rank must call."""
@@ -453,10 +464,6 @@ class Stepper:
     def makes_local_steps(self) -> bool:
         """Whether replicas are trained apart now, by `LocalSGD`, or in a block that joins uneven inputs."""
         return self._num_local > 0
-
-    def _set_sync(self, is_on: bool) -> None:
-        for model in self.bundle.models:
-            self.strategy.grad_sync(model, is_on)
 
     def _drop_gradients(self) -> None:
         self.strategy.drop_gradients(self.bundle)
