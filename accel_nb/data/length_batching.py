@@ -69,12 +69,13 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
         self._max_tokens = max_tokens
         self._pool = pool
         self._lengths = _checked(lengths, multiple_of, max_tokens)
-        self._planned: tuple[int, list[list[int]]] | None = None
+        # The batches of an epoch, with what they depend on.
+        self._planned: tuple[tuple[int, int, bool], list[list[int]]] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         plan = self._plan()
         self._epoch += 1
-        return iter(plan)
+        return map(list, plan)  # code may change a batch that it gets
 
     def __len__(self) -> int:
         """Return the number of batches in the next epoch."""
@@ -82,9 +83,9 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
 
     def _plan(self) -> list[list[int]]:
         """Return the batches of the epoch."""
-        epoch = self._epoch if self.shuffle else 0
-        if self._planned is None or self._planned[0] != epoch:
-            self._planned = epoch, self._batches(self._generator() if self.shuffle else None)
+        key = self._epoch if self.shuffle else 0, self.seed, self.shuffle
+        if self._planned is None or self._planned[0] != key:
+            self._planned = key, self._batches(self._generator() if self.shuffle else None)
         return self._planned[1]
 
     def _batches(self, generator: torch.Generator | None) -> list[list[int]]:

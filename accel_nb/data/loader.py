@@ -401,7 +401,8 @@ class _ShardedLoading:
         if self._options.use_seedable_sampler and position.seed is not None and position.seed != self._seed:
             self._seed, self._index_sampler = position.seed, None
         index_sampler = self._build_sampler(loader)
-        if index_sampler is not None and position.sampler_state is not None and not position.is_within_epoch:
+        # Also within an epoch, whose start restores it again: the sampler's length may be that of the epoch.
+        if index_sampler is not None and position.sampler_state is not None:
             restore_sampler_state(position.sampler_state, index_sampler.sampler, own_generators(loader))
 
     def count_remaining(self, loader: DataLoader[Any], position: LoaderPosition) -> int | None:

@@ -206,7 +206,7 @@ def draw_epoch(
     """
     resumed = epoch.resumed
     if resumed is None:
-        items = started or start_sampler(sampler, epoch, generators, parts=parts)
+        items = start_sampler(sampler, epoch, generators, parts=parts) if started is None else started
         first = next(items, _END)
         if first is not _END and epoch.sampler_state is not None:
             head = _head(first, yields_lists)

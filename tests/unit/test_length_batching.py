@@ -9,7 +9,9 @@ from torch.utils.data import DataLoader
 
 from accel_nb.data.collate import PaddingCollate
 from accel_nb.data.length_batching import LengthBatchSampler
+from accel_nb.data.loader import get_position, resume_loader
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.communicator import LocalComm
 from tests.support.thread_ranks import Setup, check_shares, merged, run_threads
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
@@ -68,6 +70,18 @@ def test_the_order_depends_on_seed_and_epoch_only():
     assert list(unshuffled) == list(unshuffled)
 
 
+def test_batches_follow_the_attributes_and_are_the_readers_own():
+    sampler = LengthBatchSampler(range(12), batch_size=4, pool=1, seed=1)
+    num_batches = len(sampler)
+    sampler.shuffle = False
+    plain = [list(batch) for batch in sampler]
+    for batch in sampler:
+        batch.reverse()
+
+    assert num_batches == 3
+    assert list(sampler) == plain == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
 def test_a_short_batch_may_be_dropped():
     assert [len(batch) for batch in LengthBatchSampler(range(10), batch_size=4, drop_last=True)] == [4, 4]
 
@@ -97,6 +111,27 @@ def test_sharded_loaders_read_each_sample_once_and_send_nothing(limits, batch):
         orders.append([s for batch in merged(seen, len(seen[0])) for s in batch])
         assert sorted(orders[-1]) == list(range(41))
     assert orders[0] != orders[1]
+
+
+def test_a_resumed_epoch_ends_with_its_own_last_batch():
+    def loader():
+        sampler = LengthBatchSampler([1 + index * 7 % 13 for index in range(41)], max_tokens=30, pool=1, seed=2)
+        return setup.shard(DataLoader(range(41), batch_sampler=sampler))
+
+    setup = Setup(LocalComm())
+    first = loader()
+    counts = [len(setup.read(first)) for _ in range(4)]
+    assert len(set(counts)) > 1
+    for epoch in range(1, 4):
+        interrupted = loader()
+        interrupted.batch_sampler.set_epoch(epoch)
+        for _ in zip(range(3), interrupted, strict=False):
+            pass
+
+        again = loader()
+        resume_loader(again, get_position(interrupted, includes_latest=True))
+        seen = [share.is_last for _, share in setup.read(again)]
+        assert seen == [False] * (counts[epoch] - 4) + [True]
 
 
 @pytest.mark.parametrize(

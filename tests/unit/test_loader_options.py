@@ -1,5 +1,7 @@
 """Sharded loaders under options: even shares, seeded orders, data coordinates."""
 
+from collections import deque
+
 import pytest
 import torch
 from torch.utils.data import (
@@ -210,6 +212,32 @@ def test_an_epoch_reaches_sampler_batch_sampler_and_dataset():
         [4],
         [6],
     )
+
+
+def test_a_sampler_whose_iterator_is_empty_at_first_is_started_once():
+    class Drawn(deque):
+        """An iterator with a length: the number of batches that were drawn."""
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if len(self) == 2:
+                raise StopIteration
+            self.append(len(self))
+            return [self[-1]]
+
+    class Batches(Sampler):
+        started = ()
+
+        def __iter__(self):
+            self.started = (*self.started, Drawn())
+            return self.started[-1]
+
+    sampler = Batches()
+    loader = Setup(LocalComm()).shard(DataLoader(numbers(2), batch_sampler=sampler))
+    assert [batch[0].tolist() for batch in loader] == [[0], [1]]
+    assert len(sampler.started) == 1
 
 
 def test_own_attributes_of_a_loader_precede_those_of_sharded_loaders():
