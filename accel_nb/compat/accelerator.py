@@ -555,7 +555,7 @@ class Accelerator(OwnAccelerator):
             input_dir = folders.newest()
         elif input_dir is None:
             raise ValueError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
-        elif not os.path.isdir(os.path.expanduser(input_dir)):
+        elif "://" not in os.fspath(input_dir) and not os.path.isdir(os.path.expanduser(input_dir)):
             raise ValueError(f"load_state: there is no folder {os.fspath(input_dir)!r}")
         report = super().load_state(input_dir, **options)
         for loader in self._dataloaders:

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from accel_nb.checkpoint.store import LocalStore
+from accel_nb.checkpoint.store_url import open_store
 from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.plugins import ProjectConfiguration
 from accel_nb.errors import CheckpointError
@@ -26,6 +27,16 @@ def prepared(folder: Path, **options: Any) -> Accelerator:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
+
+
+def test_a_project_may_be_a_url(tmp_path: Path) -> None:
+    url: Any = f"memory://{tmp_path.name}"
+    accelerator = prepared(url, total_limit=2)
+    for number in range(3):
+        assert accelerator.save_state() == f"{url}/checkpoints/checkpoint_{number}"
+    assert sorted(open_store(f"{url}/checkpoints").folders()) == ["checkpoint_1", "checkpoint_2"]
+    assert accelerator.load_state().url == f"{url}/checkpoints/checkpoint_2"
+    assert accelerator.load_state(f"{url}/checkpoints/checkpoint_1").url.endswith("checkpoint_1")
 
 
 class Unsaved:

@@ -76,7 +76,7 @@ def test_a_state_has_the_loaders_that_are_iterated() -> None:
 def test_policies_of_fsdp_are_made_and_checked() -> None:
     plugin = FullyShardedDataParallelPlugin()
     plugin.cpu_offload = True
-    with pytest.raises(ValueError, match="`OffloadPolicy` of torch"):
+    with pytest.raises(ValueError, match="OffloadPolicy of torch"):
         plugin.validate_cpu_offload()
     plugin.set_cpu_offload()
     plugin.validate_cpu_offload()
@@ -85,6 +85,7 @@ def test_policies_of_fsdp_are_made_and_checked() -> None:
     with pytest.raises(ValueError, match="MixedPrecisionPolicy"):
         plugin.validate_mixed_precision_policy()
     assert ParallelismConfig(tp_size=2, cp_size=3).non_data_parallel_size == 6
+    assert ParallelismConfig(pp_size=2, tp_size=2, dp_shard_size=2).non_data_parallel_size == 4
 
 
 class Averaging(torch.optim.SGD):
