@@ -564,7 +564,7 @@ PRIVATE_USES = (
     PrivateUse(
         "settings",
         ("notebook/session/process_settings.py",),
-        ("torch._tensor_str.PRINT_OPTS", "Distribution._validate_args"),
+        ("torch._tensor_str.PRINT_OPTS", "torch.hub._hub_dir", "Distribution._validate_args"),
     ),
     PrivateUse(
         "changes",

@@ -82,6 +82,22 @@ def test_pictures_of_matplotlib_are_shown(kernel):
     assert any("image/png" in data for data in output.displays)
 
 
+def test_figures_have_the_notebooks_formats(kernel):
+    body = "import matplotlib.pyplot as plt\nfigure, axes = plt.subplots()\nplt.show()"
+    setup(kernel, "%matplotlib inline\n%config InlineBackend.figure_format = 'svg'")
+    assert "image/svg+xml" in done(kernel, body).displays[1]
+    setup(kernel, "%config InlineBackend.figure_format = 'png'")
+    assert "image/png" in done(kernel, body).displays[1]
+
+
+def test_all_values_are_shown_if_the_notebook_shows_all(kernel):
+    shown = "get_ipython().ast_node_interactivity = {!r}"
+    setup(kernel, shown.format("all"))
+    assert done(kernel, "1 + 1\n2 + 1\nx = 4").texts[1:] == ["2", "3"]
+    setup(kernel, f"x = 1\n{shown.format('last_expr')}")
+    assert done(kernel, "1 + 1\n2 + 1").texts[1:] == ["3"]
+
+
 def test_progress_bars_stay_one_bar(kernel):
     output = done(kernel, "from tqdm import tqdm\nfor _ in tqdm(range(100)): pass")
     assert "100%" in output.stderr
