@@ -499,7 +499,7 @@ PRIVATE_USES = (
         (
             "bigmodel/offload/weight_prefetch.py",
             "runtime/tensors/versions.py",
-            "strategies/ddp/local_gradients.py",
+            "strategies/local_gradients.py",
         ),
         ("Tensor._version",),
     ),
