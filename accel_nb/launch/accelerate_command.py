@@ -50,14 +50,14 @@ def launch_command(args: argparse.Namespace) -> None:
     words = [*args.flags, "-m", PROGRAM, *target, *args.training_script_args]
     try:
         job = LaunchJob.from_request(read_request(words))
+        if job.resolved.config.dry_run:
+            print(job.plan())
+            return
+        for note in job.notes:
+            print(f"note: {note}", file=sys.stderr)
+        ending = job.run()
     except ConfigError as error:
         sys.exit("\n".join(error.problems))
-    if job.resolved.config.dry_run:
-        print(job.plan())
-        return
-    for note in job.notes:
-        print(f"note: {note}", file=sys.stderr)
-    ending = job.run()
     if ending.code:
         sys.exit(ending.code)
 
