@@ -89,7 +89,7 @@ class AttributesContent:
 
 
 TensorSums = tuple[int, ...]
-"""Sums of the bits of some tensors, two for each: of whole 32-bit words, and of the bytes after these."""
+"""Sums of the bits of some tensors, two for each: of whole 64-bit words, and of the bytes after these."""
 
 
 class Deleted:
@@ -193,38 +193,53 @@ def tensor_sums(tensors: Iterable[Any]) -> TensorSums:
     by_device: dict[Any, tuple[list[int], list[Any]]] = {}
     for tensor in tensors:
         if (flat := _flat_bytes(tensor)) is not None:
-            positions, sums = by_device.setdefault(flat.device, ([], []))
-            whole = flat[: flat.numel() // 4 * 4]
-            for position, words in ((len(found), whole.view(torch.int32)), (len(found) + 1, flat[whole.numel() :])):
-                if words.numel():
-                    positions.append(position)
-                    sums.append(_weighted_sum(words))
+            positions, parts = by_device.setdefault(flat.device, ([], []))
+            num_whole = flat.numel() // _WORD * _WORD
+            if num_whole:
+                positions.append(len(found))
+                parts.append(flat[:num_whole].view(torch.int64))
+            if num_whole < flat.numel():
+                positions.append(len(found) + 1)
+                parts.append(flat[num_whole:].long())
         found += (0, 0)
-    for positions, sums in by_device.values():
-        for position, value in zip(positions, torch.stack(sums).tolist(), strict=True):  # one read of each device
+    for positions, parts in by_device.values():
+        for position, value in zip(positions, _weighted_sums(parts).tolist(), strict=True):  # one read of each device
             found[position] = value
     return tuple(found)
 
 
-_NUM_WEIGHTS = 2**16
-_BLOCK, _MAX_WITHOUT_BLOCKS = 61, 2**12
+_WORD = 8
+"""The bytes of a word: memory is read at full speed in words of 64 bits."""
+_NUM_WEIGHTS = 2**12
+_BLOCK = 61
 """The words of a block: a prime, so that blocks end within the rows of a matrix, whichever columns change places."""
 
 
-def _weighted_sum(words: Any) -> Any:
-    """Return the sum of words, each times a weight by its position, which changes if rows of a matrix change places.
+def _weighted_sums(parts: list[Any]) -> Any:
+    """Return for each part the sum of its words, each times a weight by its position.
 
-    Of many words, the sums of blocks have weights: to multiply each word takes three times as long.
+    It changes if rows of a matrix change places. Of many words, the sums of blocks have weights: to multiply each word
+    takes three times as long. All parts are added together: an operation takes longer than the sum of a small tensor.
     """
     import torch
 
-    if words.numel() > _MAX_WITHOUT_BLOCKS:
+    short = [_sums_of_blocks(words) for words in parts]
+    sizes = [words.numel() for words in short]
+    weights = _weights(short[0].device)
+    weighted = torch.cat(short) * torch.cat([weights[:size] for size in sizes])
+    ends = torch.tensor(sizes, device=weighted.device).cumsum(0)
+    totals = weighted.cumsum(0)[ends - 1]
+    return totals.diff(prepend=totals.new_zeros(1))
+
+
+def _sums_of_blocks(words: Any) -> Any:
+    """Return at most as many words as there are weights: those of a small tensor, or sums of blocks of a large one."""
+    import torch
+
+    while words.numel() > _NUM_WEIGHTS:
         blocks = words[: words.numel() // _BLOCK * _BLOCK]
-        words = torch.cat([blocks.view(-1, _BLOCK).sum(1, dtype=torch.int32), words[blocks.numel() :]])
-    weights = _weights(words.device)
-    parts = words.split(_NUM_WEIGHTS)
-    sums = [(part * weights[: part.numel()]).sum(dtype=torch.int32) for part in parts]
-    return sums[0] if len(sums) == 1 else _weighted_sum(torch.stack(sums))
+        words = torch.cat([blocks.view(-1, _BLOCK).sum(1), words[blocks.numel() :]])
+    return words
 
 
 @functools.cache
@@ -234,7 +249,7 @@ def _weights(device: Any) -> Any:
 
     generator = torch.Generator(device="cpu").manual_seed(0)
     limits, size = (-(2**31), 2**31), (_NUM_WEIGHTS,)
-    return torch.randint(*limits, size, generator=generator, dtype=torch.int32, device="cpu").to(device)
+    return torch.randint(*limits, size, generator=generator, dtype=torch.int64, device="cpu").to(device)
 
 
 def _versions(tensors: Iterable[Any]) -> tuple[Any, ...]:
@@ -263,7 +278,7 @@ def _flat_bytes(tensor: Any) -> Any:
     if data.is_complex():
         data = torch.view_as_real(data.resolve_conj())
     flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
-    return flat.clone() if flat.storage_offset() % 4 else flat
+    return flat.clone() if flat.storage_offset() % _WORD else flat
 
 
 def module_structure(module: Any) -> tuple[Any, ...]:
