@@ -110,6 +110,18 @@ describe('the widget', () => {
     expect(points()).toBe('5');
   });
 
+  it('keeps the focus on a small chart while it draws', () => {
+    const { el, receive, stopped } = start();
+    receive(0, { kind: 'snapshot' });
+    vi.advanceTimersToNextFrame();
+    const plot = el.querySelector<HTMLElement>('.accel-nb-is-small .accel-nb-plot')!;
+    plot.focus();
+    receive(1);
+    vi.advanceTimersToNextFrame();
+    expect(document.activeElement).toBe(plot);
+    stopped.abort();
+  });
+
   it('draws a saved notebook from its traits', () => {
     const { content, buffer } = stepMessage(3, [[1, 0.5, 0.1, 5]], { kind: 'snapshot' });
     const { points, model } = start({ final: content, snapshot: buffer });
