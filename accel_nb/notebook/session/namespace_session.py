@@ -175,6 +175,7 @@ class NamespaceSession:
         does_the_same = request.is_plain and not (request.may_depend_on_rank or request.is_partial)
         self._has_equal_ranks = does_the_same or pool.size == 1
         try:
+            self._registry.record_deleted(prepared.removed_names)
             self._registry.record_sent(prepared.sent_paths, self.namespace)
         except BaseException:  # a class of the user may raise anything
             self._record_unsent(prepared.sent_paths, prepared.removed_names)
