@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from accel_nb.pool.sync.paths.items_before import ItemsBefore
 from accel_nb.pool.sync.paths.object_paths import readable_path, referenced_objects, resolve_path
 from tests.support.namespace_sides import Sides
 
@@ -406,3 +407,25 @@ def test_a_module_whose_name_has_the_sign_of_paths_is_followed(sides, monkeypatc
     model["50%40@home"].log.append(2)
     sides.ship("model")
     assert there.log == [1, 2]
+
+
+def test_tuples_in_tuples_may_be_deep():
+    box: list = []
+    nested: tuple = (box,)
+    for _ in range(20_000):
+        nested = (nested,)
+    assert referenced_objects("chain", [nested, box]) == {"chain@item:1": box}
+    before = ItemsBefore(["chain"], [], {"chain": [nested]}, frozenset, {})
+    assert before.describe_other_uses([]) == []
+
+
+def test_tuples_that_share_tuples_are_looked_at_once(sides):
+    shared: tuple = ([1],)
+    for _ in range(60):
+        shared = (shared, shared)
+    sides.kernel["values"] = [shared]
+    sides.ship("values")
+    before = sides.snapshot("values")
+    sides.worker["values"].append(2)
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["values"][1] == 2

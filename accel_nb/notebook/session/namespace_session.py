@@ -145,6 +145,7 @@ class NamespaceSession:
         packed = PackedCell(pool, {}, prepared.sent_paths, prepared.removed_names, unreturned, payloads)
         self._unanswered = packed
         try:
+            self._registry.record_deleted(prepared.removed_names)
             self._registry.record_sent(prepared.sent_paths, self.namespace)
             codes = list(notebook_code_objects(self.namespace[name] for name in needed))
             lines += self._describe_differences(cell, resolved, needed, codes, prepared.sent_paths)

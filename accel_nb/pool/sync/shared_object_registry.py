@@ -145,7 +145,8 @@ class SharedObjectRegistry:
 
         ``rng`` are generator states to send too. ``optional`` names that cannot be copied are left out, and removed
         on the workers. Raise ShippingError with each other name that cannot be copied, the reason, and what to do.
-        The caller owns the payload, and calls `record_sent` with the paths that it sends.
+        The caller owns the payload, and calls `record_sent` with the paths and `record_deleted` with the names that it
+        sends.
         """
         names = list(dict.fromkeys(names))
         outdated = self._outdated(namespace)
@@ -169,7 +170,6 @@ class SharedObjectRegistry:
                     raise ShippingError("\n".join(needed or error.problems.values())) from None
                 left_out |= error.problems
                 continue
-            self.record_deleted(delta.removed)
             return SerializedChanges(payload, delta.paths, left_out, delta.removed)
 
     def _write(

@@ -51,6 +51,7 @@ from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.generators import argument_values
 
 MAX_PARTS = 512
+"""The most objects of a value that have paths, and the most steps of a path."""
 
 _OWN = "own:"
 """The start of the step to an attribute of a module, its submodules or parameters, of an optimizer or a scheduler."""
@@ -121,22 +122,16 @@ def referenced_objects(name: str, value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _has_only_atoms(value)):
         return found
-    _collect_objects(name, value, {id(value)}, found)
-    return found
-
-
-def _has_only_atoms(value: Any) -> bool:
-    items = value.values() if type(value) is dict else value
-    return all(type(item) in COMMON_ATOMS for item in items)
-
-
-def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
-    if is_module(value):
-        seen.update(id(part) for part in value.modules())
-        seen.update(id(part) for part in (*value.parameters(), *value.buffers()))
-    for step, child in _steps(value):
+    seen = {id(value)}
+    waiting = [(name, _steps_to_parts(value, seen))]
+    while waiting:
+        path, steps = waiting[-1]
+        step, child = next(steps, ("", None))
+        if not step:
+            waiting.pop()
+            continue
         is_atom = isinstance(child, ATOMS) and not (is_builtin_method(child) or is_local_class(child))
-        if is_atom or id(child) in seen or len(found) >= MAX_PARTS:
+        if is_atom or id(child) in seen or max(len(found), len(waiting)) >= MAX_PARTS:
             continue
         below = f"{path}@{_quote(step)}"
         if is_below_training_object(below) and not _can_change_in_place(child):
@@ -146,7 +141,21 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
         elif not (isinstance(child, tuple | memoryview) or is_csv_writer(child)):
             continue
         seen.add(id(child))
-        _collect_objects(below, child, seen, found)
+        waiting.append((below, _steps_to_parts(child, seen)))
+    return found
+
+
+def _has_only_atoms(value: Any) -> bool:
+    items = value.values() if type(value) is dict else value
+    return all(type(item) in COMMON_ATOMS for item in items)
+
+
+def _steps_to_parts(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Return the `_steps` of a value; add the parts of a module to ``seen``, since they are compared with it."""
+    if is_module(value):
+        seen.update(id(part) for part in value.modules())
+        seen.update(id(part) for part in (*value.parameters(), *value.buffers()))
+    return _steps(value)
 
 
 def _has_path(value: Any) -> bool:
