@@ -64,7 +64,7 @@ class RowExchange:
 
     def all_gather_rows(self, rows: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         """Return the rows of all ranks without a gradient; they are sent as bytes, as backends lack some dtypes."""
-        moved = rows.detach().movedim(dim, 0)
+        moved = rows.detach().resolve_conj().resolve_neg().movedim(dim, 0)
         length = max(sizes)
         if moved.shape[0] == length:
             padded = moved.contiguous()
