@@ -1,12 +1,14 @@
-"""Programs whose model changes its arguments, returns them, or returns one tensor several times."""
+"""Programs whose model changes its arguments, returns them or one tensor several times, or takes unusual tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from tests.ranks.recorded_run import Run, loader, mlp, sgd, squared, train
 
@@ -139,8 +141,79 @@ def features_with_retained_gradients(run: Run) -> None:
         optimizer.step()
 
 
+class _Reading(_Inner):
+    """Computes with tensors of any kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_nested:
+            x = torch.nested.to_padded_tensor(x, 0.0)
+        return self.inner(x.real + x.imag if x.is_complex() else x.to_dense())
+
+
+def _batches_of(convert: Callable[[Tensor], Tensor]) -> DataLoader[Any]:
+    def collate(samples: list[tuple[Tensor, ...]]) -> list[Tensor]:
+        x, *others = map(torch.stack, zip(*samples, strict=True))
+        return [convert(x), *others]
+
+    return loader(collate_fn=collate)
+
+
+def sparse_batches(run: Run) -> None:
+    train(run, _Reading(), squared, _batches_of(Tensor.to_sparse))
+
+
+def nested_batches(run: Run) -> None:
+    train(run, _Reading(), squared, _batches_of(lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged)))
+
+
+def conjugated_batches_and_outputs(run: Run) -> None:
+    class Conjugating(_Reading):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.complex(super().forward(x), x.real[:, :1]).conj()
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        return (model(x) - y).abs().square().mean()
+
+    train(run, Conjugating(), loss_of, _batches_of(lambda x: torch.fft.fft(x).conj()))
+
+
+def backward_passes_from_nothing(run: Run) -> None:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        torch.autograd.backward([])
+        return squared(model, x, y, label)
+
+    train(run, mlp(), loss_of)
+
+
+class _Settings(dict[str, float]):
+    """Attributes as items; one that is absent raises another error than Python expects."""
+
+    def __getattr__(self, name: str) -> float:
+        return self[name]
+
+
+def settings_that_raise_errors_of_their_own(run: Run) -> None:
+    settings = _Settings(rate=0.5)
+
+    class Scaled(_Inner):
+        options = settings
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.options.rate
+
+    model = Scaled()
+    run.models.append(model)
+    optimizer = sgd(model)
+    for x, y, _ in loader():
+        optimizer.zero_grad()
+        (F.mse_loss(model(x), y) * settings.rate).backward()
+        optimizer.step()
+
+
 OF_ARGUMENTS = [
     rows_written_in_place, rows_written_in_inference_mode, memory_written_in_place,
     rows_that_begin_to_require_gradients, items_added_to_the_argument, items_removed_from_the_argument,
     one_tensor_returned_twice, gradients_by_torch_func_inside, features_with_retained_gradients,
+    sparse_batches, nested_batches, conjugated_batches_and_outputs, backward_passes_from_nothing,
+    settings_that_raise_errors_of_their_own,
 ]  # fmt: skip

@@ -45,6 +45,7 @@ from accel_nb.accelerator.model_division.row_layout import (
     RowLayout,
     find_layout,
     find_weighted_loss,
+    is_divisible,
     is_equal,
     part_problem,
     signature_of,
@@ -374,8 +375,8 @@ class DividedCalls:
 
     @contextmanager
     def _mark_inside(self) -> Iterator[None]:
-        self.is_inside = True
         try:
+            self.is_inside = True
             yield
         finally:
             self.is_inside = False
@@ -651,7 +652,7 @@ def _size_or_number(leaf: Any) -> Any:
 
 def _few_values(tensor: Tensor) -> Tensor:
     """Return a few elements of a tensor, as real numbers on the CPU."""
-    if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
+    if not is_divisible(tensor) or tensor.is_meta:
         return torch.zeros(0, dtype=torch.float64, device="cpu")
     flat = tensor.detach().reshape(-1)
     few = flat[:: max(1, flat.numel() // (_NUM_COMPARED // 4))][: _NUM_COMPARED // 4]

@@ -86,6 +86,11 @@ TRAINS_ITSELF = "its code runs a backward pass or steps an optimizer"
 OWN_GRADIENTS = "its code computes or reads gradients of its own"
 
 
+def is_divisible(tensor: Tensor) -> bool:
+    """Return whether the rows of a tensor can be selected and compared: it is dense and of no other class."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+
+
 def part_problem(error: BaseException) -> str:
     """Return why a model is not divided whose code raised an error for some rows of the batch."""
     return f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})"
@@ -132,8 +137,8 @@ def find_layout(
         if not isinstance(leaf, (Tensor, *_PLAIN, *_CODE)):
             return DivisionRefusal(f"it takes a {type(leaf).__name__}")
     tensors = list(find_tensors([args, kwargs]))
-    if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
-        return DivisionRefusal("it takes tensors of a subclass, or sparse ones")
+    if not all(map(is_divisible, tensors)):
+        return DivisionRefusal("it takes tensors of a subclass, or sparse or quantized ones")
     refusal: DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
         check = _LayoutCheck(

@@ -130,8 +130,8 @@ class PlainCells:
         A cell that ``is_partial`` runs on some ranks only: each computes by itself and runs the commands, and
         ``first_rank``, the lowest of them, writes the files. The replacements apply to the whole process until the
         block ends.
-        ``at_end`` is called last; files that it writes are the cell's. Names of ``namespace`` that the cell has bound to
-        replaced functions are bound to the original ones when it ends.
+        ``at_end`` is called last; files that it writes are the cell's. Names of ``namespace`` that the cell has bound
+        to replaced functions are bound to the original ones when it ends.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._passes.needs_check = True

@@ -52,7 +52,7 @@ class ReplacedFunctions:
         self._imported.apply(namespace)
 
     def restore(self, namespace: dict[str, Any]) -> None:
-        """Restore all functions, and the names of a notebook and of the user's modules that are bound to replacements."""
+        """Restore all functions, and the names of a notebook and of the user's modules that mean replacements."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
             if own is _INHERITED:
