@@ -44,7 +44,7 @@ from accel_nb.accelerator.training.trigger import Trigger
 from accel_nb.config import Resolved
 from accel_nb.config.sections import AutocastOptions
 from accel_nb.data.loader import BatchSizeMeaning, is_sharded
-from accel_nb.errors import MisuseError
+from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.forward import plain_view_in_precision
 from accel_nb.runtime.distributed import sharded
@@ -147,7 +147,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         arguments = {
             "precision": mixed_precision, "accumulate": gradient_accumulation_steps, "strategy": strategy,
             "seed": seed, "clip": clip,
-            "batch": argument_or_field("batch", batch, "split_batches", _BATCH[split_batches]),
+            "batch": argument_or_field("batch", batch, "split_batches", _batch_of(split_batches)),
             "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }  # fmt: skip
         plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin,
@@ -653,4 +653,9 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         return f"Accelerator({place}, strategy={strategy!r}, mixed_precision={self.mixed_precision!r})"
 
 
-_BATCH: Mapping[bool | None, BatchSizeMeaning | None] = {None: None, True: "global", False: "per-worker"}
+def _batch_of(split_batches: object) -> BatchSizeMeaning | None:
+    if split_batches is None:
+        return None
+    if not isinstance(split_batches, bool):
+        raise ConfigError(f"split_batches={split_batches!r} was given to Accelerator(...); it must be True or False")
+    return "global" if split_batches else "per-worker"

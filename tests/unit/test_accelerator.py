@@ -7,6 +7,7 @@ import gc
 import pickle
 import warnings
 import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
@@ -95,6 +96,23 @@ def test_step_and_zero_grad_wait_for_the_window() -> None:
     assert model.weight.grad is None  # type: ignore[union-attr]
     with pytest.raises(MisuseError, match="at least 1"):
         accelerator.gradient_accumulation_steps = 0
+
+
+def test_a_window_ends_with_its_optimizer() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+
+    def train(steps: int) -> float:
+        model, optimizer = _parts()
+        accelerator.prepare(model, optimizer)
+        for _ in range(steps):
+            _step(accelerator, model, optimizer)
+        accelerator.free_memory()
+        return float(model.weight.sum())
+
+    expected = train(8)
+    train(6)  # ends in a window
+    assert train(8) == expected
+    accelerator.close()
 
 
 def _train_by_hand(steps: int, by_hand: int, *, reads_ahead: bool = False, blocks: bool = False) -> list[float]:
@@ -286,6 +304,29 @@ def test_events_of_a_run() -> None:
     assert (sample.parameters, sample.gradients, sample.optimizer) == (12, 12, 0)
     (metric,) = recorder.of(MetricLogged)
     assert (metric.name, metric.value, metric.step) == ("accuracy", 0.5, 7)
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.ones(4, 2))
+
+    def __len__(self) -> int:
+        raise NotImplementedError("the length of this stream is not known")
+
+
+def test_a_stream_may_have_a_length_that_it_refuses_to_return() -> None:
+    model, optimizer = _parts()
+    sink, loader = Recorder(), DataLoader(Endless(), batch_size=2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    accelerator = Accelerator(cpu=True, sink=sink)
+    accelerator.prepare(model, optimizer, scheduler, loader)
+    for x in loader:
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+        scheduler.step()
+    assert [event.num_steps for event in sink.of(EpochBegan)] == [0]
+    assert len(sink.of(StepDone)) == 2
+    accelerator.close()
 
 
 def test_loops_over_loaders_are_reported_with_their_epochs_also_of_a_resumed_run(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any, Protocol
@@ -253,12 +253,8 @@ class Preparer:
 
     def epoch_lengths(self) -> list[int]:
         """Return the number of batches that this rank reads from each loader of known length in an epoch."""
-        lengths: list[int] = []
-        for item in self.objects:
-            if isinstance(item, DataLoader):
-                with suppress(TypeError):  # a stream
-                    lengths.append(len(item))
-        return lengths
+        lengths = [known_length(item) for item in self.objects if isinstance(item, DataLoader)]
+        return [length for length in lengths if length is not None]
 
     def prepare(
         self,
@@ -583,6 +579,14 @@ class Preparer:
 
 def _is_elsewhere(value: Any, device: torch.device) -> bool:
     return any(tensor.device != device for tensor in find_tensors(value))
+
+
+def known_length(loader: DataLoader[Any]) -> int | None:
+    """Return the number of batches that this rank reads in an epoch; None for a stream whose length is not known."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str:

@@ -173,7 +173,7 @@ class AccumulationWindow:
     def discard(self) -> None:
         """Discard the micro-batches of the window, for which no step follows; the next one begins a new window."""
         self.has_backward = self.has_gradients = False
-        self._num_in_window = 0
+        self._num_in_window = self._num_read = self._num_backward = self._num_ended_by_read = 0
         self._update_closes()
 
     def step_decision(self) -> tuple[bool, int, float]:

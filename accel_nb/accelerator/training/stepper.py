@@ -150,7 +150,7 @@ class Stepper:
         self._update_averaged()
 
     def remove(self, objects: Iterable[Any]) -> None:
-        """Remove prepared objects."""
+        """Remove prepared objects; with the last optimizer also the open window."""
         removed = {id(item) for item in objects}
         self._recorded.remove(removed)
         self._differing -= removed
@@ -159,6 +159,8 @@ class Stepper:
             tuple(optimizer for optimizer in self.bundle.optimizers if id(optimizer) not in removed),
             tuple(scheduler for scheduler in self.bundle.schedulers if id(scheduler) not in removed),
         )
+        if not self.bundle.optimizers:
+            self.window.discard()  # of optimizers that are gone
         self._update_averaged()
 
     def set_accumulation(self, size: int) -> None:
