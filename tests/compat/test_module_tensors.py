@@ -108,6 +108,15 @@ def test_tied_weights_stay_tied_and_counts_are_whole_numbers(tmp_path: Path) -> 
     assert tied.head.weight is tied.embed.weight
 
 
+def test_only_weights_are_loaded_from_a_folder_of_a_training(tmp_path: Path) -> None:
+    saved, model = nn.Linear(2, 2), nn.Linear(2, 2)
+    torch.save(saved.state_dict(), tmp_path / "pytorch_model.bin")
+    torch.save({"weight": torch.zeros(2, 2)}, tmp_path / "scheduler.pt")
+    torch.save(saved, tmp_path / "training_args.bin")
+    load_checkpoint_in_model(model, tmp_path)
+    assert torch.equal(model.weight, saved.weight)
+
+
 def test_files_of_an_earlier_save_are_removed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     state = {"a": torch.ones(4), "b": torch.zeros(4)}
