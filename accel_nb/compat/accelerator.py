@@ -177,9 +177,10 @@ class Accelerator(OwnAccelerator):
 
     def _set_handlers(self, handlers: Sequence[Any]) -> None:
         """Set an attribute for each class of handlers: the given handler, or None."""
-        names = (*HANDLER_NAMES.values(), *REFUSED_HANDLERS)
-        by_class = {type(item).__name__: item for item in handlers}
-        vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in by_class.items()})
+        vars(self).update(dict.fromkeys((*HANDLER_NAMES.values(), *REFUSED_HANDLERS)))
+        for item in handlers:
+            known = [kind.__name__ for kind in type(item).__mro__ if kind.__name__ in HANDLER_NAMES]
+            vars(self).update({HANDLER_NAMES[name]: item for name in known[:1]})
 
     def _build_mesh(self) -> Any:
         """Return the device mesh of the parallelism config; None without one. Every rank must call.

@@ -53,8 +53,13 @@ def test_a_hook_is_registered_on_a_model_that_a_program_has_wrapped() -> None:
     assert DDPCommunicationHookType.list()[:2] == ["no", "fp16"]
 
 
-def test_an_accelerator_has_its_handlers() -> None:
-    record = ProfileKwargs()
+class Profiles(ProfileKwargs):
+    """A user's own options."""
+
+
+@pytest.mark.parametrize("kind", [ProfileKwargs, Profiles])
+def test_an_accelerator_has_its_handlers(kind: type[ProfileKwargs]) -> None:
+    record = kind()
     accelerator = Accelerator(cpu=True, kwargs_handlers=[record])
     assert (accelerator.profile_handler, accelerator.ddp_handler) == (record, None)
     assert accelerator.fp8_recipe_handler is accelerator.te_recipe_handler is accelerator.msamp_recipe_handler is None

@@ -11,9 +11,14 @@ import torch
 from torch import nn
 
 from accel_nb.compat.models.align_hooks import attach_execution_device_hook
-from accel_nb.compat.models.big_models import load_checkpoint_and_dispatch, load_checkpoint_in_model
+from accel_nb.compat.models.big_models import cpu_offload, load_checkpoint_and_dispatch, load_checkpoint_in_model
 from accel_nb.compat.models.model_parts import clean_state_dict_for_safetensors
-from accel_nb.compat.models.module_tensors import align_module_device, set_module_tensor_to_device
+from accel_nb.compat.models.module_tensors import (
+    align_module_device,
+    has_offloaded_params,
+    set_module_tensor_to_device,
+)
+from accel_nb.compat.models.offloaded_files import get_state_dict_offloaded_model
 from accel_nb.compat.models.weight_files import save_with_torch
 
 
@@ -35,6 +40,31 @@ def test_a_tensor_that_is_on_the_device_stays_the_same_object() -> None:
         assert model.head.weight is weight
     attach_execution_device_hook(model, "cpu")
     assert model.embed.weight is model.head.weight is weight
+
+
+class Scaled(nn.Module):
+    """A model with weights of its own beside those of its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.part = nn.Parameter(torch.full((2,), 3.0)), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x * self.scale)
+
+
+def test_weights_of_the_model_itself_are_read_where_all_are_offloaded(tmp_path: Path) -> None:
+    model, given = Scaled(), torch.ones(1, 2)
+    expected, state = model(given), {name: value.clone() for name, value in model.state_dict().items()}
+    cpu_offload(model, "cpu")
+    assert torch.equal(model(given), expected)
+    assert has_offloaded_params(model)
+    found = get_state_dict_offloaded_model(model)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in found.items())
+    with align_module_device(model):
+        assert model.scale.tolist() == [3, 3]
+    assert model.scale.is_meta
 
 
 @pytest.mark.parametrize(
@@ -76,6 +106,15 @@ def test_tied_weights_stay_tied_and_counts_are_whole_numbers(tmp_path: Path) -> 
     torch.save(tied.state_dict(), tmp_path / "tied.bin")
     load_checkpoint_in_model(tied, tmp_path / "tied.bin")
     assert tied.head.weight is tied.embed.weight
+
+
+def test_only_weights_are_loaded_from_a_folder_of_a_training(tmp_path: Path) -> None:
+    saved, model = nn.Linear(2, 2), nn.Linear(2, 2)
+    torch.save(saved.state_dict(), tmp_path / "pytorch_model.bin")
+    torch.save({"weight": torch.zeros(2, 2)}, tmp_path / "scheduler.pt")
+    torch.save(saved, tmp_path / "training_args.bin")
+    load_checkpoint_in_model(model, tmp_path)
+    assert torch.equal(model.weight, saved.weight)
 
 
 def test_files_of_an_earlier_save_are_removed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from accel_nb.bigmodel.planning.device_map import plan_device_map
 from accel_nb.bigmodel.planning.placement import find_place
 from accel_nb.bigmodel.planning.sizes import Device, list_ancestors, list_tensors
 from accel_nb.bigmodel.safetensors_reader import FileTensor, open_safetensors
+from accel_nb.compat.constants import WEIGHTS_NAME
 from accel_nb.compat.models.dispatch_hooks import attach_dispatch_hooks
 from accel_nb.compat.models.module_tensors import retie_parameters, set_module_tensor_to_device
 from accel_nb.compat.models.offloaded_files import OffloadedWeightsLoader, offload_weight, save_offload_index
@@ -239,6 +240,9 @@ def _pickled_files(path: Path) -> Iterator[Path]:
         if any(path.glob(f"*{SUFFIX}")):
             return
         indices = sorted(path.glob("*.index.json"))
+        if (path / WEIGHTS_NAME).is_file():  # beside it may be files of an optimizer, and arguments
+            yield path / WEIGHTS_NAME
+            return
         if len(indices) == 1:
             yield from _pickled_files(indices[0])
             return

@@ -183,10 +183,17 @@ def check_tied_parameters_on_same_device(
 
 def has_offloaded_params(module: nn.Module) -> bool:
     """Return whether an `AlignDevicesHook` brings the module's weights for each forward."""
+    return _offloading_hook(module) is not None
+
+
+def _offloading_hook(module: nn.Module) -> Any:
+    """Return the hook that brings the module's weights for each forward, alone or in a sequence; None without one."""
     from accel_nb.compat.models.align_hooks import AlignDevicesHook
+    from accel_nb.compat.models.model_hooks import SequentialHook
 
     hook = getattr(module, "_hf_hook", None)
-    return isinstance(hook, AlignDevicesHook) and hook.offload
+    hooks = hook.hooks if isinstance(hook, SequentialHook) else [hook]
+    return next((each for each in hooks if isinstance(each, AlignDevicesHook) and each.offload), None)
 
 
 @contextmanager
@@ -194,24 +201,26 @@ def align_module_device(
     module: nn.Module, execution_device: torch.device | str | int | None = None
 ) -> Generator[None, None, None]:
     """Place the weights of the module itself, not of its parts, on a device for the block."""
-    if has_offloaded_params(module):
-        hook: Any = module._hf_hook
+    hook = _offloading_hook(module)
+    if hook is not None:
         wanted = hook.execution_device
         hook.execution_device = execution_device if execution_device is not None else wanted
-        hook.pre_forward(module)
         try:
-            yield
+            hook.pre_forward(module)
+            try:
+                yield
+            finally:
+                hook.post_forward(module, None)
         finally:
-            hook.post_forward(module, None)
             hook.execution_device = wanted
         return
     if execution_device is None:
         yield
         return
     before = {name: value.device for name, value in module.named_parameters(recurse=False)}
-    for name in before:
-        set_module_tensor_to_device(module, name, execution_device)
     try:
+        for name in before:
+            set_module_tensor_to_device(module, name, execution_device)
         yield
     finally:
         for name, device in before.items():
