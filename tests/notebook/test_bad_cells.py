@@ -50,9 +50,11 @@ def test_syntax_error_is_reported_once_before_anything_runs(kernel, line, messag
 
 
 def test_a_warning_of_the_compiler_is_given_no_more_often_than_without_workers(kernel):
-    lines = "x = 2\nprint(x is 2)"
-    counts = [output.stderr.count("SyntaxWarning") for output in (kernel.run(lines), run(kernel, f"\n{lines}"))]
+    lines = "x = 2\nprint(x is 2)\ndef is_two(y): return y is 2"
+    outputs = kernel.run(lines), run(kernel, f"\n{lines}")
+    counts = [output.stderr.count("SyntaxWarning") for output in outputs]
     assert counts[0] >= counts[1] > 0
+    assert "<cell>" not in outputs[1].stderr
 
 
 def test_syntax_error_of_code_that_the_cell_loads_is_detected_by_the_cells_line(kernel):

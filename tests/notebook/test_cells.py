@@ -69,6 +69,8 @@ def test_value_of_the_last_expression_and_rich_display(kernel):
     assert [data.get("text/html") for data in output.displays[1:2]] == ["<b>bold</b>"]
     assert output.texts[2] == "{'answer': 42}"
     assert len(done(kernel, "42;").displays) == 1
+    done(kernel, "import numpy\nnumpy.float32(0.25)")
+    assert kernel.value("float(_)") == 0.25
 
 
 def test_a_value_that_displays_itself_is_displayed_once(kernel):
@@ -107,6 +109,15 @@ def test_progress_bars_stay_one_bar(kernel):
 def test_magics_shell_commands_and_await_work(kernel):
     output = done(kernel, "import asyncio\nawait asyncio.sleep(0)\n!echo from the shell\n%env HOME")
     assert "from the shell" in output.stdout.splitlines()[0]
+
+
+def test_aliases_of_magics_work_and_magics_of_ipython_stay_as_they_are(kernel):
+    setup(kernel, "%alias_magic once timeit -p '-n 1 -r 1'")
+    done(kernel, "counts = []\n%once counts.append(1)\nlast = len(counts)")
+    assert kernel.value("(counts, last)") == ([1], 1)
+    setup(kernel, "from accel_nb.notebook.cells.own_magics import replace_magics\nshell = get_ipython()")
+    code = "get_ipython().run_line_magic('psource', 'len')\n"
+    assert kernel.value(f"replace_magics({code!r}, shell, {{}})") == code
 
 
 def test_code_detects_the_notebook_by_the_name_of_its_shell(kernel):

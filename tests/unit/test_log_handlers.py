@@ -151,6 +151,15 @@ def test_formatters_and_filters_of_the_notebook_have_effect(logger, capsys, tmp_
     assert (tmp_path / "a.log").read_text() == "one\n"
 
 
+def test_defaults_of_formatters_are_the_notebooks(logger):
+    logger.addHandler(handler := logging.StreamHandler(sys.stdout))
+    targets = []
+    for formatter in (logging.Formatter("{message}", style="{"), logging.Formatter("%(run)s", defaults={"run": 3})):
+        handler.setFormatter(formatter)
+        targets.append(own(logger)[-1]["target"])  # before it are those of pytest
+    assert targets == ["<stdout>", "<logging.StreamHandler>"]
+
+
 def test_what_a_library_of_the_workers_handles_itself_is_not_sent(logger):
     logger.addHandler(Listing())
     set_handlers(own(logger))  # the process has the original too, as if a library had added it there

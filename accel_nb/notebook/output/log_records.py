@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 RECORD = "log"
@@ -87,7 +87,7 @@ def _is_described(formatter: logging.Formatter | None) -> bool:
     """Return whether a formatter is Python's own, with the formats of messages and dates and nothing else."""
     if formatter is None:
         return True
-    has_defaults = bool(getattr(formatter._style, "_defaults", None))
+    has_defaults = any(isinstance(value, Mapping) and value for value in vars(formatter._style).values())
     is_plain = type(formatter) is logging.Formatter and {"_style", "_fmt", "datefmt"}.issuperset(vars(formatter))
     return is_plain and not has_defaults
 

@@ -14,6 +14,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from accel_nb.config import Resolved
+from accel_nb.errors import PoolError
 from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.cells.cell_analysis import CellNames, notebook_code_objects
@@ -346,13 +347,20 @@ def _bodies_of(
     return {rank: body if rank in chosen else idle_body for rank in ranks}
 
 
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise PoolError("the notebook's folder was deleted: change to another one by %cd, as in `%cd ~`") from None
+
+
 def _request_of(cell: Cell, names: CellNames, resolved: Resolved) -> RunRequest:
     """Return the request to run a cell, without the values and changes that a session keeps."""
     is_call = cell.call is not None
     return RunRequest(
         source=cell.source,
         config=resolved.to_json(),
-        cwd=os.getcwd(),
+        cwd=_current_folder(),
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
         shell_name="" if (shell := get_ipython()) is None else type(shell).__name__,
         compiler_flags=compiler_flags(cell.tree) | cell.flags,

@@ -60,7 +60,6 @@ _FILE_BACKENDS = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg", "template
 """The backends of matplotlib that show no figures."""
 
 _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
-_INLINE_CONFIG = "matplotlib_inline.config"
 
 _PANDAS_OPTION = re.compile(
     r"^([a-z_.]+) :(?:(?!^[a-z_.]+ :).)*?\[default: (.*?)\] \[currently: (.*?)\]", re.MULTILINE | re.DOTALL
@@ -137,7 +136,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
     }
     if (shell := get_ipython()) is not None:
         found["shown_values"] = shell.ast_node_interactivity
-    if (inline := sys.modules.get(_INLINE_CONFIG)) is not None and inline.InlineBackend.initialized():
+    if (inline := sys.modules.get("matplotlib_inline.config")) is not None and inline.InlineBackend.initialized():
         found["figure_formats"] = _read_figure_formats(inline.InlineBackend.instance())
     if (numpy := sys.modules.get("numpy")) is not None:
         options = numpy.get_printoptions()
@@ -246,13 +245,13 @@ def _read_plot_backend(matplotlib: Any) -> str:
 
 
 def _read_figure_formats(backend: Any) -> list[Any]:
-    """Return what `%config InlineBackend` sets: formats, arguments to print figures, whether these are closed."""
+    """Return the settings of `%config InlineBackend`: formats, arguments to print figures, whether these are closed."""
     arguments = {name: value for name, value in backend.print_figure_kwargs.items() if isinstance(value, _PLAIN)}
     return [sorted(backend.figure_formats), arguments, backend.close_figures]
 
 
 def _set_figure_formats(values: list[Any]) -> None:
-    backend = importlib.import_module(_INLINE_CONFIG).InlineBackend.instance(parent=get_ipython())
+    backend = importlib.import_module("matplotlib_inline.config").InlineBackend.instance(parent=get_ipython())
     if _read_figure_formats(backend) != values:
         formats, arguments, closes = values
         backend.print_figure_kwargs = backend.print_figure_kwargs | arguments
