@@ -187,19 +187,20 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
 
     @property
     def has_whole_gradients(self) -> bool:
-        """Whether gradients are those of all ranks: not within windows, nor scaled, nor incomplete.
+        """Whether gradients are those of all ranks: not of open windows, nor scaled, nor incomplete.
 
         Those of explicit cells that the strategy holds are not in ``parameter.grad`` for any code.
         """
         strategy, window = self._stepper.strategy, self._stepper.window
+        mesh = self.components.groups.mesh
         if not self._stepper.bundle.models:
             return True
-        if window.size > 1 or strategy.precision.policy.loss_scaling:
-            return False
         holder = self._stepper.gradient_holder
+        if window.size > 1 or strategy.precision.policy.loss_scaling:
+            return holder is None and self._stepper.has_used_gradients and mesh.has_one_dimension
         if holder is not None and (holder.has_incomplete_gradients or not self._stepper.is_plain_cell):
             return False
-        return self.components.groups.mesh.has_one_dimension
+        return mesh.has_one_dimension
 
     @property
     def prepared_objects(self) -> tuple[Any, ...]:

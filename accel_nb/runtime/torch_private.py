@@ -185,6 +185,7 @@ PRIVATE_USES = (
         (
             "runtime/distributed/sharded.py",
             "strategies/pipeline/chain_probe.py",
+            "strategies/pipeline/pipeline.py",
             "strategies/pipeline/stage_plan.py",
             "strategies/pipeline/undone_calls.py",
         ),
@@ -193,6 +194,7 @@ PRIVATE_USES = (
             "Tensor._version",
             "torch.distributed.tensor.placement_types._StridedShard",
             "torch.nn.modules.batchnorm._BatchNorm",
+            "torch.utils._python_dispatch._disable_current_modes",
         ),
     ),
     PrivateUse(

@@ -333,6 +333,17 @@ class Stepper:
         if self.complete_gradients(list(stepped_parameters(*self.bundle.optimizers))) is not None:
             holder.keep_gradients()
 
+    @property
+    def has_used_gradients(self) -> bool:
+        """Whether steps of all optimizers have used the gradients of all parameters, none of which overflowed."""
+        latest = self.window.number - 1
+        steps = [proxy.stepped_window == latest and not proxy.was_skipped for proxy in self.optimizer_proxies.values()]
+        if self.window.has_gradients or not all(steps):
+            return False
+        stepped = set(map(id, stepped_parameters(*self.bundle.optimizers)))
+        parameters = [value for model in self.bundle.models for value in model.parameters()]
+        return all(value.grad is None or id(value) in stepped for value in parameters)
+
     def record_dropped_gradients(self, parameter: Tensor) -> None:
         """Record that code has set the gradient of a parameter to None: later ones are not complete."""
         for proxy in self._owners([parameter]):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
@@ -218,7 +219,9 @@ class Pipeline:
         num_rows = next((value.shape[0] for value in tensors if value.dim()), 0)
         if not num_rows:
             raise MisuseError(f"{self._kind} is called without a batch, which stages need: train with --pp 1")
-        call = ModelCall(self._kind_of(args, kwargs, tensors, num_rows), args, kwargs, tensors, num_rows)
+        with _disable_current_modes():  # which would see that checks read random numbers
+            kind = self._kind_of(args, kwargs, tensors, num_rows)
+        call = ModelCall(kind, args, kwargs, tensors, num_rows)
         return self._compute(call) if self.compute_scheduled is None else self.compute_scheduled(call)
 
     def _compute(self, call: ModelCall) -> Any:
@@ -362,7 +365,8 @@ class Pipeline:
             yield
             return
         before = rng.capture(self.device, parts=("torch",))
-        seed = int(torch.randint(2**_RANDOM_BITS, (), device="cpu"))
+        with _disable_current_modes():
+            seed = int(torch.randint(2**_RANDOM_BITS, (), device="cpu"))
         after = rng.capture(self.device, parts=("torch",))
         torch.manual_seed(rng.derive_seed(seed, "stage", self.exchange.rank, "data", self._data_index))
         start = rng.capture(self.device, parts=("torch",))
