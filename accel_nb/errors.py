@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from accel_nb.installed_files import is_of_library
@@ -117,6 +118,9 @@ class WorkerDied(PoolError):
     def __init__(self, message: str, *, rank: int) -> None:
         self.rank = rank
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), rank=self.rank), self.args
 
 
 class CheckpointError(AccelNbError, RuntimeError):
