@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from accel_nb.installed_files import is_of_library
@@ -125,6 +126,9 @@ class WorkerDied(PoolError):
     def __init__(self, message: str, *, rank: int) -> None:
         self.rank = rank
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), rank=self.rank), self.args
 
 
 class CheckpointError(AccelNbError, RuntimeError):

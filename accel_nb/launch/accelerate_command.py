@@ -9,10 +9,8 @@ from typing import Any
 
 from accel_nb.errors import ConfigError
 from accel_nb.launch.job import LaunchJob
+from accel_nb.launch.rank_task import PROGRAM
 from accel_nb.launch.request import read_request, split_words
-
-PROGRAM = "accel_nb.compat.program"
-"""The module that the ranks run: it runs the script with accel_nb in accelerate's place."""
 
 
 class LaunchParser(argparse.ArgumentParser):

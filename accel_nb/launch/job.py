@@ -14,7 +14,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.launch.kubeflow import train_job
 from accel_nb.launch.local_job import JobResult, LocalJob
 from accel_nb.launch.multi_node import agent_command, agent_variables, run_agent
-from accel_nb.launch.rank_task import RankTask, layers_to_send
+from accel_nb.launch.rank_task import PROGRAM, RankTask, layers_to_send
 from accel_nb.launch.request import LaunchRequest, Machines
 from accel_nb.launch.scheduler import SchedulerPosition, find_scheduler_position
 from accel_nb.launch.slurm import BatchFile, make_batch
@@ -88,7 +88,8 @@ class LaunchJob:
     def name(self) -> str:
         """The name of the run: the given one, or the target's."""
         target = self.request.target
-        return self.resolved.config.name or (target.name if target.kind == "module" else Path(target.name).stem)
+        words = target.args if target.name == PROGRAM else self._target_words()
+        return self.resolved.config.name or (words[1] if words[0] == "-m" else Path(words[0]).stem)
 
     @property
     def notes(self) -> list[str]:

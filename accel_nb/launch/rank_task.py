@@ -14,6 +14,9 @@ VERSION = 1
 MODULE = "accel_nb.launch.rank"
 """The module that a rank's process runs."""
 
+PROGRAM = "accel_nb.compat.program"
+"""The module that runs a script, or ``-m`` and a module, with accel_nb in accelerate's place."""
+
 FINISHING = b"finishing\n"
 """The text that a rank writes to its report when it will end its step, save and stop."""
 

@@ -63,9 +63,9 @@ def test_a_launch_of_a_program_is_submitted_to_slurm(
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "train.py").write_text("")
     with pytest.raises(SystemExit, match="there is no sbatch on this machine"):
-        launch_command(launch_command_parser().parse_args(["--cpus", "2", "--slurm", "--name", "x", "train.py"]))
-    assert "'accel_nb.compat.program',\n    'train.py'," in (tmp_path / "x.sbatch").read_text()
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'x.sbatch'}\n"
+        launch_command(launch_command_parser().parse_args(["--cpus", "2", "--slurm", "train.py"]))
+    assert "'accel_nb.compat.program',\n    'train.py'," in (tmp_path / "train.sbatch").read_text()
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'train.sbatch'}\n"
 
 
 def test_words_before_the_script_are_flags_and_others_its_arguments() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,19 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """Weights are computed with where they lie in the system's cache, or come through buffers."""
     if request.param == "copied":
         monkeypatch.setattr(HostTransfer, "can_lease", lambda *_, **__: False)
+
+
+def test_files_of_weights_end_with_the_model(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.ones(1, 4)
+    expected = model(x)
+    for _ in range(2):
+        disk_offload(model, tmp_path)
+        assert torch.equal(model(x), expected)
+        assert not list(tmp_path.iterdir())
+        remove_hook_from_submodules(model)
+    gc.collect()
+    numbers = [number for number in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{number}")]
+    assert not any(os.readlink(f"/proc/self/fd/{number}").startswith(str(tmp_path)) for number in numbers)
 
 
 class Positions(nn.Module):

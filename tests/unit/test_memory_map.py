@@ -24,6 +24,7 @@ from accel_nb.telemetry.allocator_blocks import (
     condense_snapshot,
 )
 from accel_nb.telemetry.events import MemoryMapped, StepDone, from_message, to_message
+from accel_nb.telemetry.memory import storage_bytes
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
 
@@ -192,3 +193,32 @@ def test_a_forged_map_is_dropped(changes: dict[str, Any]):
     state.fold([mapped(**changes)])
     assert not state.maps
     assert state.num_dropped == 1
+
+
+class Scaled(torch.Tensor):
+    """A tensor of two others, as the optimizers of torchao have for their state."""
+
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)  # type: ignore[attr-defined]
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+class Elsewhere(Scaled):
+    """A tensor without memory here."""
+
+    __tensor_flatten__ = None  # type: ignore[assignment]
+
+
+def test_memory_of_tensors_that_consist_of_others_is_theirs():
+    parts = torch.zeros(10, dtype=torch.uint8), torch.zeros(2)
+    assert storage_bytes([Scaled(*parts)]) == 18
+    assert storage_bytes([Elsewhere(*parts)]) == 40

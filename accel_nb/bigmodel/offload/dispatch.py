@@ -68,9 +68,9 @@ def dispatch_model(
     prefetched in the order of the previous forward. They are frozen, and gradients are computed through them, so that
     adapters train. Trainable parameters of a mostly frozen model stay on the main device if they are few. Weights of a
     checkpoint on disk are given in ``offload_index`` (`LoadReport.on_disk`) and are read from there; others are written
-    to ``offload_dir``. ``preload_module_classes`` are loaded whole, since they use weights of their children without
-    calling them (None: the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between
-    devices.
+    to files in ``offload_dir`` that have no names, and end with the model or the process. ``preload_module_classes``
+    are loaded whole, since they use weights of their children without calling them (None: the blocks that the model
+    repeats). Arguments named in ``skip_keys`` are not moved between devices.
 
     Raises `ConfigError` with all problems of the map; a forward raises `OffloadError` if weights cannot be read.
     """
@@ -116,7 +116,10 @@ def disk_offload(
     *,
     buffer_bytes: int | str | None = None,
 ) -> nn.Module:
-    """Write all weights to a folder and compute on ``execution_device`` (None: the first accelerator, else the CPU)."""
+    """Write all weights to a folder and compute on ``execution_device`` (None: the first accelerator, else the CPU).
+
+    The files have no names, and end with the model or the process.
+    """
     device = _default_device() if execution_device is None else execution_device
     return dispatch_model(
         model,
@@ -383,21 +386,18 @@ def _sources(
 
 
 def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, WeightSource]:
-    """Write tensors to files atomically; on failure all are removed and `OffloadError` is raised."""
-    made: list[Path] = []
+    """Write tensors to files without names, whose space is free when they are closed; raises `OffloadError`."""
     sources: dict[str, WeightSource] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, names in enumerate(_split_into_files(tensors)):
             path = folder / f"offloaded-{os.getpid()}-{id(tensors):x}-{number:05d}{SUFFIX}"
-            partial = path.with_suffix(".part")
-            made += [path, partial]
-            save_file({name: tensors[name].cpu().contiguous() for name in names}, partial)
-            os.replace(partial, path)
-            sources.update(SafetensorsFile(path).tensors)
+            try:
+                save_file({name: tensors[name].cpu().contiguous() for name in names}, path)
+                sources.update(SafetensorsFile(path).tensors)
+            finally:
+                path.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
-        for path in made:
-            path.unlink(missing_ok=True)
         raise OffloadError(f"the weights cannot be written to offload_dir {folder}: {error}") from error
     return sources
 
