@@ -275,7 +275,7 @@ def test_a_file_on_a_full_disk_is_named_with_the_error(sides, tmp_path):
         sides.kernel["file"] = file
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
         try:
-            with pytest.raises(ShippingError, match="`file` .* cannot be sent .*File too large"):
+            with pytest.raises(ShippingError, match=r"`file` .* cannot be sent .*File too large"):
                 sides.ship("file")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)

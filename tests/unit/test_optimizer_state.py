@@ -160,3 +160,19 @@ def test_state_of_every_form_is_followed_in_both_directions(kind):
     assert str(_values(optimizer)) == str(_values(sides.worker["optimizer"]))
     assert sides.ship("model", "optimizer") == []
     sides.close()
+
+
+def test_attributes_of_an_optimizer_that_are_deleted_are_deleted_on_the_other_side():
+    sides, model = Sides(), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.losses, optimizer.note = [1], "here"
+    sides.kernel.update(model=model, optimizer=optimizer)
+    sides.ship("model", "optimizer")
+    before, there = sides.snapshot("model", "optimizer"), sides.worker["optimizer"]
+    del there.losses
+    assert sides.bring_back(before) == {}
+    assert not hasattr(optimizer, "losses")
+    del optimizer.note
+    sides.ship("model", "optimizer")
+    assert not hasattr(there, "note")
+    sides.close()

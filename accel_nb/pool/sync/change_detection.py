@@ -36,6 +36,7 @@ from accel_nb.pool.sync.objects.user_attributes import (
 from accel_nb.pool.sync.objects.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
+    attribute_names,
     group_parameters,
     group_sizes,
     hyperparameters,
@@ -121,7 +122,15 @@ def fingerprint_of(
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
         tensors = tensor_fingerprints(state_tensors(value))
         content = OptimizerContent(
-            tensors, numbers, group_parameters(value), groups, attributes, hooks, methods, optimizer_parts(value)
+            tensors=tensors,
+            numbers=numbers,
+            params=group_parameters(value),
+            groups=groups,
+            names=attribute_names(value),
+            attributes=attributes,
+            hooks=hooks,
+            methods=methods,
+            parts=optimizer_parts(value),
         )
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):

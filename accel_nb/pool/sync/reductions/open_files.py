@@ -63,7 +63,7 @@ def _is_at(path: str, file: Any) -> bool:
 
 
 def file_content(file: Any) -> tuple[Any, FilePosition] | None:
-    """Return ``(kind, position)`` of a file, after flushing it; None if that fails, and while a loop reads its lines."""
+    """Return ``(kind, position)`` of a file, after flushing it; None if that fails, or while a loop reads lines."""
     kind = (type(file), file.name, _mode_of(file))
     if file.closed:
         return kind, FilePosition(None)
