@@ -174,6 +174,11 @@ def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
     return [(name, item) for name, item in vars(optimizer).items() if is_optimizer(item) and item is not optimizer]
 
 
+def wrapped_optimizers(optimizer: Any) -> list[Any]:
+    """Return an optimizer and those that it wraps, directly or not."""
+    return [optimizer, *(found for _, item in inner_optimizers(optimizer) for found in wrapped_optimizers(item))]
+
+
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Set hyperparameters and own values in place, and load the state of the parameters if it is given."""
     groups = optimizer.param_groups
