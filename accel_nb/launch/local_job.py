@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -121,8 +121,8 @@ class LocalJob:
     def _run_attempt(self, attempt: int, interrupts: InterruptCount, deadline: float | None) -> JobResult:
         ranks: list[RankProcess] = []
         store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
-        port = _free_port()
         try:
+            port = _free_port()
             for number in range(len(self.specs)):
                 ranks.append(self._start_rank(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
             stopper = JobStopper(ranks, finishes=self.finishes)
@@ -141,10 +141,33 @@ class LocalJob:
                 rank.close()
 
     def _start_rank(self, number: int, attempt: int, store: int, port: int) -> RankProcess:
+        with ExitStack() as on_failure:
+            report = os.memfd_create("accel_nb_report", os.MFD_CLOEXEC)
+            on_failure.callback(os.close, report)
+            place = os.memfd_create("accel_nb_place", os.MFD_CLOEXEC)
+            on_failure.callback(os.close, place)
+            log = None if number in self.shown_ranks else self._open_log(number)
+            if log is not None:
+                on_failure.callback(os.close, log)
+            task = replace(self.task, report_file=report, position_file=place, parent=os.getpid())
+            process = subprocess.Popen(
+                task.command(sys.executable, self.args),
+                env={**self._variables_of(number, attempt, store, port), **self.variables},
+                pass_fds=[report, place, store],
+                stdin=None if number == 0 and len(self.specs) == 1 else subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the launcher only
+            )
+            on_failure.callback(process.wait)
+            on_failure.callback(process.kill)
+            rank = RankProcess(number, process, os.pidfd_open(process.pid), report, place, log)
+            on_failure.pop_all()
+            return rank
+
+    def _variables_of(self, number: int, attempt: int, store: int, port: int) -> dict[str, str]:
+        """Return the environment variables of a rank, without those of the task."""
         world = World(number, len(self.specs), number, len(self.specs))
-        report = os.memfd_create("accel_nb_report", os.MFD_CLOEXEC)
-        place = os.memfd_create("accel_nb_place", os.MFD_CLOEXEC)
-        log = None if number in self.shown_ranks else self._open_log(number)
         variables = {**detect_platform().worker_variables, **all_variables()}
         if self.task.kind != "notebook":
             variables |= rank_variables(world, address="127.0.0.1", port=port)
@@ -159,17 +182,7 @@ class LocalJob:
         else:
             variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
             variables.setdefault("MPLBACKEND", INLINE)
-        task = replace(self.task, report_file=report, position_file=place, parent=os.getpid())
-        process = subprocess.Popen(
-            task.command(sys.executable, self.args),
-            env={**variables, **self.variables},
-            pass_fds=[report, place, store],
-            stdin=None if number == 0 and len(self.specs) == 1 else subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the launcher only
-        )
-        return RankProcess(number, process, os.pidfd_open(process.pid), report, place, log)
+        return variables
 
     def _open_log(self, number: int) -> int:
         """Return the file for output that is not shown: in the folder of the run's record, else an anonymous one."""

@@ -333,6 +333,18 @@ def test_a_worker_that_the_system_refuses_is_named_at_once():
         engine.stop()
 
 
+def test_a_deleted_working_folder_is_named(tmp_path, monkeypatch):
+    engine = LocalEngine(PROGRAM, preload=PRELOAD)
+    try:
+        (tmp_path / "gone").mkdir()
+        monkeypatch.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        with pytest.raises(PoolError, match="working folder was deleted: change to another one with %cd"):
+            engine.start([WorkerSpec("cpu", 1)])
+    finally:
+        engine.stop()
+
+
 @pytest.mark.parametrize("spare", range(1, 17, 3))
 def test_without_descriptors_the_start_fails_and_leaves_none_behind(spare):
     engine = LocalEngine(PROGRAM, preload=PRELOAD)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import subprocess
 from typing import Any
 
 import pytest
 
-from accel_nb.launch.local_job import PEER_EXIT_TIMEOUT_S, JobStopper, RankProcess
+from accel_nb.launch.local_job import PEER_EXIT_TIMEOUT_S, JobStopper, LocalJob, RankProcess
+from accel_nb.launch.rank_task import RankTask
 from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S, GRACE_S, PEER_FAILURE_DELAY_S
+from accel_nb.pool.engine import WorkerSpec
 
 
 class Job:
@@ -109,3 +113,23 @@ def test_the_report_of_a_failure_may_be_long() -> None:
     os.close(report)
     assert failed is not None
     assert len(failed["traceback"]) == 3_000_000
+
+
+def test_a_rank_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Recorded(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Too many open files"):
+        LocalJob(RankTask("script", "none.py"), (), [WorkerSpec("cpu", 1)] * 2).run()
+    assert os.listdir("/proc/self/fd") == before
+    assert [process.returncode for process in started] == [-signal.SIGKILL]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import resource
 import sqlite3
 import sys
 import threading
@@ -265,6 +266,19 @@ def test_every_name_that_cannot_be_sent_is_reported(sides):
     assert "`own` (_thread._local) cannot be sent" in str(caught.value)
     assert "`numbers` (builtins.generator) cannot be sent" in str(caught.value)
     assert "fine" not in str(caught.value)
+
+
+def test_a_file_on_a_full_disk_is_named_with_the_error(sides, tmp_path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open(tmp_path / "log", "w") as file:
+        file.write("unsaved")
+        sides.kernel["file"] = file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+        try:
+            with pytest.raises(ShippingError, match=r"`file` .* cannot be sent .*File too large"):
+                sides.ship("file")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def test_a_hook_gets_no_number_that_one_of_the_other_side_has(sides):

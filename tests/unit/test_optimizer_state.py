@@ -160,3 +160,49 @@ def test_state_of_every_form_is_followed_in_both_directions(kind):
     assert str(_values(optimizer)) == str(_values(sides.worker["optimizer"]))
     assert sides.ship("model", "optimizer") == []
     sides.close()
+
+
+def test_attributes_of_an_optimizer_that_are_deleted_are_deleted_on_the_other_side():
+    sides, model = Sides(), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.losses, optimizer.note = [1], "here"
+    sides.kernel.update(model=model, optimizer=optimizer)
+    sides.ship("model", "optimizer")
+    before, there = sides.snapshot("model", "optimizer"), sides.worker["optimizer"]
+    del there.losses
+    assert sides.bring_back(before) == {}
+    assert not hasattr(optimizer, "losses")
+    del optimizer.note
+    sides.ship("model", "optimizer")
+    assert not hasattr(there, "note")
+    sides.close()
+
+
+def test_a_rate_of_a_wrapped_optimizer_is_followed():
+    sides, model = Sides(), torch.nn.Linear(2, 1)
+    optimizer = Wrapping(model.parameters())
+    sides.kernel.update(model=model, optimizer=optimizer)
+    sides.ship("model", "optimizer")
+    before, there = sides.snapshot("model", "optimizer"), sides.worker["optimizer"]
+    there.inner.param_groups[0]["lr"] = 0.5
+    assert sides.bring_back(before) == {}
+    assert optimizer.inner.param_groups[0]["lr"] == 0.5
+    optimizer.inner.param_groups[0]["lr"] = 0.25
+    sides.ship("model", "optimizer")
+    assert there.inner.param_groups[0]["lr"] == 0.25
+    sides.close()
+
+
+def test_a_schedule_gets_another_function_and_another_optimizer():
+    sides, model = Sides(), torch.nn.Linear(2, 1)
+    one, other = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (1.0, 3.0))
+    schedule = torch.optim.lr_scheduler.LambdaLR(one, lambda epoch: 0.5**epoch)
+    sides.kernel.update(model=model, one=one, other=other, schedule=schedule)
+    sides.ship(*sides.kernel)
+    schedule.optimizer, schedule.lr_lambdas = other, [lambda epoch: 0.1**epoch]
+    sides.ship(*sides.kernel)
+    there = sides.worker["schedule"]
+    assert there.optimizer is sides.worker["other"]
+    assert there.lr_lambdas[0](1) == 0.1
+    assert sides.ship(*sides.kernel) == []
+    sides.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -62,6 +63,14 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 TRACE_BYTES = 64 * 1024
 ZYGOTE_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 30.0
+_TOO_MANY_FILES = (
+    ". Each worker takes five open files of the notebook's process: close some, or raise the limit (ulimit -n)"
+)
+_REMEDIES = {
+    errno.EMFILE: _TOO_MANY_FILES,
+    errno.ENFILE: _TOO_MANY_FILES,
+    errno.ENOENT: ". The notebook's working folder was deleted: change to another one with %cd",
+}
 _READ_ORDER = ("stdout", "stderr", "control", "zygote")
 
 
@@ -356,10 +365,8 @@ class LocalEngine:
                 self._links[rank] = self._connect(rank, on_failure)
                 on_failure.pop_all()
         except OSError as error:
-            raise PoolError(
-                f"rank {rank} could not be started: {error.strerror}. Each worker takes five open files of the "
-                "notebook's process: close some, or raise the limit (ulimit -n)"
-            ) from error
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            raise PoolError(f"rank {rank} could not be started: {error.strerror}{remedy}") from error
         link = self._links[rank]
         self._selector.register(link.control, selectors.EVENT_READ, ("control", rank))
         self._selector.register(link.stdout, selectors.EVENT_READ, ("stdout", rank))

@@ -36,6 +36,7 @@ from accel_nb.pool.sync.objects.user_attributes import (
 from accel_nb.pool.sync.objects.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
+    attribute_names,
     group_parameters,
     group_sizes,
     hyperparameters,
@@ -43,6 +44,7 @@ from accel_nb.pool.sync.optimizer_states import (
     own_values,
     state_numbers,
     state_tensors,
+    wrapped_optimizers,
 )
 from accel_nb.pool.sync.stream.pickling import copyable_values, digest
 from accel_nb.runtime.distributed.held_gradients import gradient_of
@@ -115,13 +117,23 @@ def fingerprint_of(
         )
         return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
-        groups = digest(hyperparameters(value), namespace=namespace, shared={})
+        all_of_them = wrapped_optimizers(value)
+        groups = digest([hyperparameters(item) for item in all_of_them], namespace=namespace, shared={})
         numbers = digest(state_numbers(value), namespace=namespace, shared={})
-        attributes = digest((own_values(value, namespace, refs), keyed_values(value)), namespace=namespace, shared=refs)
+        own = [(own_values(item, namespace, refs), keyed_values(item)) for item in all_of_them]
+        attributes = digest(own, namespace=namespace, shared=refs)
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
         tensors = tensor_fingerprints(state_tensors(value))
         content = OptimizerContent(
-            tensors, numbers, group_parameters(value), groups, attributes, hooks, methods, optimizer_parts(value)
+            tensors=tensors,
+            numbers=numbers,
+            params=group_parameters(value),
+            groups=groups,
+            names=attribute_names(value),
+            attributes=attributes,
+            hooks=hooks,
+            methods=methods,
+            parts=optimizer_parts(value),
         )
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):

@@ -42,6 +42,8 @@ class OptimizerContent:
     params: tuple[Identities, ...]
     """The parameters of each group."""
     groups: bytes
+    names: frozenset[str]
+    """Those of the attributes that code has set."""
     attributes: bytes
     hooks: tuple[HookId, ...]
     methods: tuple[tuple[str, int], ...]
@@ -134,6 +136,7 @@ def optimizer_state(
         "state": kept,
         "held": [] if before is None else _held_places(optimizer, before),
         "own": own_values(optimizer, namespace, refs),
+        "gone": [] if before is None else sorted(before.names - optimizer_attributes(optimizer).keys()),
         "keyed": keyed_values(optimizer),
         "inner": inner,
         "hooks": None if before is None else changed_hooks(optimizer, before.hooks),
@@ -161,9 +164,19 @@ def _held_places(optimizer: Any, before: OptimizerContent) -> list[str]:
     return [part[0] for part, tensor in state_parts(optimizer).items() if before.parts.has(part, tensor)]
 
 
+def attribute_names(optimizer: Any) -> frozenset[str]:
+    """Return the names of the attributes that code has set on an optimizer, to find those that it deletes."""
+    return frozenset(optimizer_attributes(optimizer))
+
+
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
     """Return by attribute the optimizers that an optimizer wraps, as SAM does."""
     return [(name, item) for name, item in vars(optimizer).items() if is_optimizer(item) and item is not optimizer]
+
+
+def wrapped_optimizers(optimizer: Any) -> list[Any]:
+    """Return an optimizer and those that it wraps, directly or not."""
+    return [optimizer, *(found for _, item in inner_optimizers(optimizer) for found in wrapped_optimizers(item))]
 
 
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -175,6 +188,8 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         own = {**values, "params": group["params"] if params is None else params}
         group.clear()
         group.update(own)
+    for name in state["gone"]:
+        vars(optimizer).pop(name, None)
     vars(optimizer).update(state["own"])
     for name, value in state["keyed"].items():
         set_attribute(optimizer, name, _with_keys(value, dict(enumerate(parameters_of(optimizer)))))

@@ -7,6 +7,7 @@ is sent as a `NamespaceDelta`.
 from __future__ import annotations
 
 import sys
+import types
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -538,6 +539,9 @@ def _fingerprint(
         own = Identities([*modules, *tensors, *forwards]), hooks
     elif is_optimizer(value):
         own = group_parameters(value), method_ids(value)
+    elif is_scheduler(value):  # its state dict has no functions
+        held = (getattr(value, "optimizer", None), *getattr(value, "lr_lambdas", ()))
+        own = (Identities(item for item in held if is_optimizer(item) or isinstance(item, types.FunctionType)),)
     else:
         return fingerprint
     return Fingerprint((fingerprint.kind, own), fingerprint.content)

@@ -63,7 +63,7 @@ def _is_at(path: str, file: Any) -> bool:
 
 
 def file_content(file: Any) -> tuple[Any, FilePosition] | None:
-    """Return ``(kind, position)`` of a file, after flushing it; None while a loop reads its lines."""
+    """Return ``(kind, position)`` of a file, after flushing it; None if that fails, or while a loop reads lines."""
     kind = (type(file), file.name, _mode_of(file))
     if file.closed:
         return kind, FilePosition(None)
@@ -86,10 +86,13 @@ def set_position(file: Any, content: FilePosition) -> None:
 def reduce_file(file: Any) -> Any:
     """Reduce a file to its path, its mode and settings, and its position.
 
-    Raise TypeError while a loop reads its lines, and for a file for which `is_file` is false.
+    Raise TypeError while a loop reads its lines, and for a file for which `is_file` is false. Raise OSError if what was
+    written cannot be saved, as on a full disk.
     """
     if not is_file(file):
         raise TypeError("it is not a file at a path that is open for reading only or for writing only")
+    if not file.closed and file.writable():
+        file.flush()
     if (content := file_content(file)) is None:
         raise TypeError("a loop reads its lines, and its position cannot be copied")
     (_, path, mode), position = content[0], content[1].position
