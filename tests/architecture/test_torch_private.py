@@ -18,14 +18,14 @@ _PRIVATE = re.compile(r"_[A-Za-z][A-Za-z0-9_]*")
 
 OTHERS = {
     # The standard library.
-    "_NormalAccessor", "_STYLES", "_StringGlobber", "_asdict", "_current_frames", "_exit", "_fields", "_fmt", "_gauss",
-    "_getframe", "_handlerList", "_hooks", "_inheriting", "_inst", "_style", "_lru_cache_wrapper", "_make",
-    "_reconstructor", "_warnings_showwarning",
+    "_NormalAccessor", "_STYLES", "_StringGlobber", "_asdict", "_builtin_open", "_current_frames", "_exit", "_fields",
+    "_fmt", "_gauss", "_getframe", "_handlerList", "_hooks", "_inheriting", "_inst", "_style", "_lru_cache_wrapper",
+    "_make", "_reconstructor", "_warnings_showwarning",
     # transformers and accelerate.
     "_available", "_hf_hook", "_is_accelerate_prepared", "_is_overflow", "_no_split_modules", "_old_forward",
     "_get_proper_dtype", "_is_package_available", "_original_forward", "_patched", "_warned",
     # cloudpickle, NumPy, IPython, ipykernel, comm, ClearML.
-    "_core", "_function_setstate", "_rand", "_reconstruct", "_render_traceback_", "_reply_subshell_for",
+    "_FileOpeners", "_core", "_function_setstate", "_rand", "_reconstruct", "_render_traceback_", "_reply_subshell_for",
     "_report_subprocess_enabled", "_supports_kernel_subshells",
     # torchao's float8 tensor.
     "_data", "_scale",

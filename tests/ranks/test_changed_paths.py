@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posix
 import shutil
 import time
 from collections.abc import Callable
@@ -19,6 +20,11 @@ from accel_nb.runtime.world import World
 from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
 from tests.ranks.plain_cells import plain_cells
+
+
+def mark(path: Path) -> None:
+    """Create a file by functions that cells do not replace, so that other ranks find it at once."""
+    posix.close(posix.open(path, os.O_CREAT))
 
 
 def opens(path: Path) -> bool:
@@ -48,7 +54,7 @@ def makes_what_is_absent(world: World, folder: Path) -> dict[str, Any]:
         found["read"] = float(numpy.load(cache / "2.npy")[0])
         if world.rank == 0:
             note.write_text("of rank 0 only")
-            os.close(os.open(ended, os.O_CREAT))  # which is no function that a cell's files are written by
+            mark(ended)
         found["before"] = note.exists(), sorted(path.name for path in folder.iterdir())
         dist.barrier()
         found["after"] = note.exists(), note.read_text()
@@ -78,7 +84,7 @@ def saves_through_a_link(world: World, folder: Path) -> float | None:
         if is_absent:
             torch.save(torch.tensor(float(world.rank)), path)
         if world.rank == 0:
-            ended.touch()
+            mark(ended)
         dist.barrier()
     return torch.load(path).item() if is_absent else None
 
@@ -133,7 +139,7 @@ def consumes_what_is_there(world: World, folder: Path) -> dict[str, Any]:
         torch.save(torch.ones(1), folder / "again.pt")
         found["again"] = torch.load(folder / "again.pt").item()
         if world.rank == 0:
-            os.close(os.open(ended, os.O_CREAT))
+            mark(ended)
         dist.barrier()
         found["after"] = sorted(path.name for path in folder.iterdir() if path.name != "ended")
     dist.barrier()
@@ -239,7 +245,7 @@ def fails_on_ranks(world: World, folder: Path, first: int) -> list[str]:
             assert wait_for((marks / "ended").exists, 30)
         found = runs_into_errors(folder)
         if world.rank == first:
-            os.close(os.open(marks / "ended", os.O_CREAT))
+            mark(marks / "ended")
         dist.barrier()
         found.append(outcome(os.rmdir, folder / "run3"))
     return found
@@ -290,7 +296,7 @@ def renames_on_ranks(world: World, folder: Path, first: int) -> list[object]:
             assert wait_for((marks / "ended").exists, 30)
         found = renames_folders(folder)
         if world.rank == first:
-            os.close(os.open(marks / "ended", os.O_CREAT))
+            mark(marks / "ended")
         dist.barrier()
         found.append((folder / "deep" / "b").read_text())
     dist.barrier()

@@ -8,6 +8,7 @@ import inspect
 import io
 import logging
 import os
+import posix
 import shutil
 import subprocess
 import sys
@@ -454,7 +455,7 @@ def writes_in_every_way(world: World, folder: str, marks: Path, is_main_ahead: b
         if world.rank not in others:
             assert wait_for(lambda: all((marks / str(rank)).exists() for rank in others), 30)
         found = write_in_every_way(world, folder)
-        os.close(os.open(marks / str(world.rank), os.O_CREAT))  # which is no function whose files are redirected
+        posix.close(posix.open(marks / str(world.rank), os.O_CREAT))  # no function whose files are redirected
     torch.distributed.barrier()  # the others read what rank 0 keeps
     return found
 

@@ -114,6 +114,11 @@ def argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, An
     return args[position] if len(args) > position else kwargs.get(name)
 
 
+def writes(flags: int) -> bool:
+    """Return whether `os.open` may change a file with these flags."""
+    return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
+
+
 def call_with(
     original: Function, position: int, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:

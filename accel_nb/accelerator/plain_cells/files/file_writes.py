@@ -13,25 +13,16 @@ Python's functions for files, those of torch, safetensors and h5py, databases of
 
 from __future__ import annotations
 
-import builtins
 import errno
 import functools
-import glob
 import inspect
 import io
 import os
-import pathlib
 import shutil
-import sqlite3
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from sqlite3 import dbapi2
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from accel_nb.accelerator.plain_cells.files.cell_files import (
     TEMPORARY_SUFFIX,
@@ -41,9 +32,11 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
     call_with,
     is_path,
     may_copy_database,
+    writes,
 )
-from accel_nb.accelerator.plain_cells.files.library_files import SAFETENSORS, FileFunction, imported_functions
+from accel_nb.accelerator.plain_cells.files.library_files import FileFunction
 from accel_nb.accelerator.plain_cells.files.path_view import (
+    UNKNOWN,
     PathView,
     descriptor_path,
     exists,
@@ -53,100 +46,16 @@ from accel_nb.accelerator.plain_cells.files.path_view import (
     original_stat,
     raise_os_error,
 )
-from accel_nb.accelerator.plain_cells.files.shared_files import SharedFiles
 from accel_nb.runtime.process.temporary_files import make_temporary_folder
 
-_HOLDERS = [
-    found
-    for module, name in ((pathlib, "_NormalAccessor"), (glob, "_StringGlobber"))
-    if (found := getattr(module, name, None)) is not None
-]
-"""Classes that hold functions of `os` as attributes: `pathlib` calls these in Python 3.10, and from 3.13 on."""
-
-_SCRIPTED: Any = torch.jit.RecursiveScriptModule  # pyright: ignore[reportPrivateImportUsage]
-_PROFILE: Any = torch.autograd.profiler.profile
+SET_STATUS = ("chmod", "utime", "chown", "setxattr", "removexattr")
+"""The functions of `os` that set a path's status."""
 _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
 
 _POLL_S = 0.002
 _MAX_WAIT_S = 10.0
 """How long a rank waits for a folder of rank 0, which may be on another machine."""
-
-Make = Callable[[Function], Function]
-
-
-def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
-    """Yield the functions to patch: their owner, their name, and a function that returns the replacement."""
-    yield threading.Thread, "start", files.make_start
-    for module in (sqlite3, dbapi2):
-        yield module, "connect", files.make_connect
-    yield from library_replacements(files)
-    if isinstance(files, SharedFiles):
-        yield torch, "save", functools.partial(files.rename_after, 1, "f")
-        yield _SCRIPTED, "save", functools.partial(files.rename_after, 1, "f")
-        yield _PROFILE, "export_chrome_trace", functools.partial(files.rename_after, 1, "path")
-        yield builtins, "open", files.make_open
-        for owner, name, make in (
-            (io, "open", files.make_open),
-            (os, "mkdir", files.make_mkdir),
-            (os, "rename", files.make_rename),
-            (os, "replace", files.make_rename),
-            (os, "remove", files.make_remove),
-            (os, "unlink", files.make_remove),
-            (os, "rmdir", files.make_remove),
-        ):
-            yield from _with_holders(owner, name, make)
-        yield shutil, "rmtree", files.make_rmtree
-        return
-    yield torch, "save", functools.partial(files.write_to, 1, "f")
-    yield torch, "load", functools.partial(files.read_from, 0, "f")
-    yield _SCRIPTED, "save", functools.partial(files.write_to, 1, "f")
-    yield torch.jit, "load", functools.partial(files.read_from, 0, "f")
-    yield _PROFILE, "export_chrome_trace", functools.partial(files.write_copy, 1, "path")
-    yield builtins, "open", files.make_open
-    for owner, name, make in _replacements_of_os(files):
-        yield from _with_holders(owner, name, make)
-    yield shutil, "rmtree", files.make_rmtree
-    for name in ("mkdtemp", "mkstemp", "NamedTemporaryFile"):
-        yield tempfile, name, files.make_temporary
-
-
-def library_replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
-    """Yield the functions to patch of the `LIBRARIES` that this process has imported, as `replacements` does."""
-    hdf5 = sys.modules.get("h5py")
-    if hdf5 is not None and hasattr(hdf5, "File"):  # it may still be importing its own modules
-        yield hdf5.File, "__init__", files.make_hdf5_init
-    for function in imported_functions():
-        yield function.owner(), function.own_name, functools.partial(files.make_of_library, function)
-    save = files.rename_after if isinstance(files, SharedFiles) else files.write_copy
-    for module in filter(None, map(sys.modules.get, SAFETENSORS)):
-        if hasattr(module, "serialize_file"):
-            yield module, "serialize_file", functools.partial(save, 1, "filename")
-
-
-def _with_holders(owner: Any, name: str, make: Make) -> Iterator[tuple[Any, str, Make]]:
-    holders = [holder for holder in _HOLDERS if getattr(holder, name, None) is getattr(owner, name)]
-    yield owner, name, make
-    for holder in holders:
-        yield holder, name, functools.partial(_make_static, make)
-
-
-def _replacements_of_os(files: PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
-    yield io, "open", files.make_open
-    for name in ("stat", "lstat", "access", "chmod", "utime"):
-        yield os, name, files.make_status
-    for name in ("remove", "unlink", "rmdir"):
-        yield os, name, files.make_remove
-    for name in ("rename", "replace"):
-        yield os, name, files.make_rename
-    yield os, "mkdir", files.make_mkdir
-    yield os, "chdir", files.make_chdir
-    yield os, "listdir", files.make_listdir
-    yield os, "scandir", files.make_scandir
-
-
-def _make_static(make: Make, original: Function) -> Any:
-    return staticmethod(make(original))
 
 
 class PrivateFiles(PathView):
@@ -249,7 +158,7 @@ class PrivateFiles(PathView):
             elif os.path.exists(name):
                 version_path = self._prepare_database(name)
                 original(file, version_path, mode, driver, **kwargs)
-                self._set_database(absolute(name), version_path)
+                self._set_database(self._absolute(name), version_path)
             elif mode == "r+":
                 raise_os_error(errno.ENOENT, name)
             else:
@@ -258,15 +167,15 @@ class PrivateFiles(PathView):
                 try:
                     original(file, version_path, mode, driver, **kwargs)
                 except BaseException:
-                    self._forget_database(absolute(name))
+                    self._forget_database(self._absolute(name))
                     raise
-                self._set_database(absolute(name), version_path)
+                self._set_database(self._absolute(name), version_path)
 
         return init
 
     def _prepare_database(self, path: Any) -> str:
         """Return the path of this rank's version of a database. What the version held so far is kept."""
-        full = absolute(path)
+        full = self._absolute(path)
         file, version_path = self._databases.get(full, (None, ""))
         if file is None or file is not self._files.get(full):
             version_path = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder(self._pid)), os.path.basename(full))
@@ -311,30 +220,123 @@ class PrivateFiles(PathView):
                     if (now := self._find(file)) == actual:
                         raise
                     opened = original(now, mode, *args, **kwargs)  # rank 0 has removed it just now
-                if self._is_ahead(absolute(file)):  # rank 0 has created it just now
+                if self._is_ahead(self._absolute(file)):  # rank 0 has created it just now
                     opened.close()
                     raise_os_error(errno.ENOENT, file)
-                return opened
+                return opened if actual is file else _with_name(opened, file)
             if not self._redirects(file):
                 return original(file, mode, *args, **kwargs)
             if "x" in mode:
-                self._check_creation(absolute(file), file)
+                self._check_creation(self._absolute(file, follows_link=False), file)
             keeps_content = "a" in mode or "r" in mode
             if "r" in mode and not os.path.exists(file):
                 raise_os_error(errno.ENOENT, file)
-            return original(self._prepare(file, keeps_content=keeps_content), mode.replace("x", "w"), *args, **kwargs)
+            version = self._prepare(file, keeps_content=keeps_content)
+            return _with_name(original(version, mode.replace("x", "w"), *args, **kwargs), file)
 
         return open
 
-    def make_status(self, original: Function) -> Function:
-        """Return a function of `os` that reads or sets a path's status, such as ``stat``, for this rank's versions."""
-        reads_link, sets = original.__name__ == "lstat", original.__name__ in ("chmod", "utime")
+    def make_os_open(self, original: Function) -> Function:
+        """Return an ``os.open`` that opens this rank's versions."""
 
         @functools.wraps(original)
-        def status(path: Any, *args: Any, **kwargs: Any) -> Any:
+        def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            is_file = dir_fd is None and is_path(path) and not flags & (os.O_DIRECTORY | getattr(os, "O_PATH", 0))
+            if not (self._is_active and is_file) or (writes(flags) and not self._redirects(path)):
+                return original(path, flags, mode, dir_fd=dir_fd)
+            if not writes(flags):
+                return original(self._find(path) if self._has_changes else path, flags, mode)
+            if flags & os.O_CREAT and flags & os.O_EXCL:
+                self._check_creation(self._absolute(path, follows_link=False), path)
+            elif not (flags & os.O_CREAT or os.path.exists(path)):
+                raise_os_error(errno.ENOENT, path)
+            version = self._prepare(path, keeps_content=not flags & os.O_TRUNC)
+            return original(version, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW), mode)
+
+        return open
+
+    def make_truncate(self, original: Function) -> Function:
+        """Return an ``os.truncate`` of this rank's version."""
+
+        @functools.wraps(original)
+        def truncate(path: Any, length: int) -> None:
+            if not self._redirects(path):
+                original(path, length)
+                return
+            if not os.path.exists(path):
+                raise_os_error(errno.ENOENT, path)
+            original(self._prepare(path, keeps_content=True), length)
+
+        return truncate
+
+    def make_link(self, original: Function) -> Function:
+        """Return a ``link`` that exists for this rank only: of a version it is another name, of another file a copy."""
+
+        @functools.wraps(original)
+        def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+            if args or kwargs or not self._redirects(dst):
+                original(src, dst, *args, **kwargs)
+                return
+            old, new = self._absolute(src, follows_link=False), self._absolute(dst, follows_link=False)
+            if self._mode(old) is None:
+                raise_os_error(errno.ENOENT, src, dst)
+            self._check_creation(new, dst)
+            if (file := self._files.get(old)) is None:
+                with io.FileIO(self._find(src)) as source, io.FileIO(self._prepare(dst), "r+") as copy:
+                    shutil.copyfileobj(source, copy)
+            else:
+                self._prepare(dst)
+                self._files.pop(new).close()
+                self._files[new] = io.FileIO(os.dup(file.fileno()), "r+")
+
+        return link
+
+    def make_symlink(self, original: Function) -> Function:
+        """Return a ``symlink`` whose link exists for this rank only."""
+
+        @functools.wraps(original)
+        def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None or not self._redirects(dst):
+                original(src, dst, target_is_directory, dir_fd=dir_fd)
+                return
+            full = self._absolute(dst, follows_link=False)
+            if self._mode(full) not in (None, UNKNOWN):
+                raise_os_error(errno.EEXIST, src, dst)
+            self._check_folder(full, src, dst)
+            self._links[full] = os.fsdecode(src)
+            if self.changed is not None:
+                self.changed.include(full)
+
+        return symlink
+
+    def make_readlink(self, original: Function) -> Function:
+        """Return a ``readlink`` that reads this rank's links."""
+
+        @functools.wraps(original)
+        def readlink(path: Any, *, dir_fd: int | None = None) -> Any:
+            if dir_fd is not None or not (self._has_changes and is_path(path)):
+                return original(path, dir_fd=dir_fd)
+            full = self._absolute(path, follows_link=False)
+            if (target := self._links.get(full)) is not None:
+                return os.fsencode(target) if isinstance(path, bytes) else target
+            if full in self._files or full in self._folders:
+                raise_os_error(errno.EINVAL, path)
+            return original(self._find(full))
+
+        return readlink
+
+    def make_status(self, original: Function) -> Function:
+        """Return a function of `os` that reads or sets a path's status, such as ``stat``, for this rank's versions."""
+        reads_link, sets = original.__name__ == "lstat", original.__name__ in SET_STATUS
+
+        @functools.wraps(original)
+        def status(path: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not self._has_changes or not is_path(path) or kwargs.get("dir_fd") is not None:
                 return original(path, *args, **kwargs)
-            full = absolute(path)
+            is_of_link = reads_link or not kwargs.get("follow_symlinks", True)
+            full = self._absolute(path, follows_link=not is_of_link)
+            if full in self._links:  # of any existing link: this rank's exists in memory only
+                return None if sets else original("/proc/self/exe", *args, **kwargs)
             if full in self._folders and not exists_as_folder(full):
                 # Of any existing folder: this rank's exists in memory only.
                 return None if sets else original("/proc/self/fd", *args, **kwargs)
@@ -354,7 +356,7 @@ class PrivateFiles(PathView):
             if dir_fd is not None or not self._redirects(path):
                 original(path, dir_fd=dir_fd)
                 return
-            full = absolute(path)
+            full = self._absolute(path, follows_link=False)
             self._check_removal(full, path, of_folder=original.__name__ == "rmdir")
             self._hide(full)  # rank 0 removes the path itself
 
@@ -368,7 +370,7 @@ class PrivateFiles(PathView):
             if kwargs.get("dir_fd") is not None or not self._redirects(path):
                 original(path, *args, **kwargs)
                 return
-            full = absolute(path)
+            full = self._absolute(path, follows_link=False)
             try:
                 self._check_tree(full, path)
             except OSError as error:
@@ -408,11 +410,13 @@ class PrivateFiles(PathView):
             if src_dir_fd is not None or dst_dir_fd is not None or not self._redirects(dst):
                 original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
                 return
-            old, new = absolute(src), absolute(dst)
+            old, new = self._absolute(src, follows_link=False), self._absolute(dst, follows_link=False)
             self._check_renaming(old, new, src, dst)
-            if old not in self._files and old not in self._folders and os.path.isfile(old):
+            if all(old not in paths for paths in (self._files, self._folders, self._links)) and os.path.isfile(old):
                 self._prepare(old, keeps_content=True)
-            moved = {path: new + path[len(old) :] for path in (*self._files, *self._folders) if is_in(path, old)}
+            own = (*self._files, *self._folders, *self._links)
+            moved = {path: new + path[len(old) :] for path in own if is_in(path, old)}
+            links = {moved[path]: self._links.pop(path) for path in moved if path in self._links}
             files = {moved[path]: self._files.pop(path) for path in moved if path in self._files}
             folders = {moved[path] for path in moved if path in self._folders}
             removed = {new + path[len(old) :] for path in self._removed if is_in(path, old) and path != old}
@@ -430,6 +434,7 @@ class PrivateFiles(PathView):
             self._removed |= removed
             self._renamed |= kept
             self._files |= files
+            self._links |= links
             self._add_folders(folders)
             if self.changed is not None:
                 self.changed.include(new)
@@ -444,7 +449,7 @@ class PrivateFiles(PathView):
             if dir_fd is not None or not self._redirects(path):
                 original(path, mode, dir_fd=dir_fd)
                 return
-            full = absolute(path)
+            full = self._absolute(path, follows_link=False)
             self._check_creation(full, path)
             self._add_folders([full])
 
@@ -458,12 +463,12 @@ class PrivateFiles(PathView):
             if not isinstance(path, str | os.PathLike):
                 original(path)
                 return
-            full = absolute(path)
+            full = self._absolute(path)
             if full in self._folders or self._place(full) is not None:
                 deadline = time.monotonic() + _MAX_WAIT_S
                 while not exists(full) and time.monotonic() < deadline:
                     time.sleep(_POLL_S)
-            original(path)
+            original(path if full == absolute(path) else full)
 
         return chdir
 
@@ -496,7 +501,7 @@ class PrivateFiles(PathView):
 
     def _prepare(self, path: Any, *, keeps_content: bool = False) -> str:
         """Return the path of this rank's version, for writing; with ``keeps_content`` a new version is a copy."""
-        full = absolute(path)
+        full = self._absolute(path)
         self._check_write(full, path)
         if full not in self._files:
             folder = os.path.dirname(full)
@@ -537,6 +542,16 @@ class _Scan:
     def close(self) -> None:
         """End the iteration."""
         self._entries = iter(())
+
+
+def _with_name(opened: Any, path: Any) -> Any:
+    """Return an opened file with the name by which code has opened it, in place of that of this rank's version."""
+    raw = opened
+    for name in ("buffer", "raw"):
+        raw = getattr(raw, name, raw)
+    if isinstance(raw, io.FileIO):
+        raw.name = path  # pyright: ignore[reportAttributeAccessIssue]
+    return opened
 
 
 _remove = os.remove  # the original function, for use inside of replacements

@@ -22,7 +22,8 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
     is_path,
 )
 
-_UNKNOWN = -1
+_MAX_LINKS = 40
+UNKNOWN = -1
 """The mode of a path at which rank 0 may have made or removed something that this rank cannot follow."""
 
 
@@ -34,6 +35,8 @@ class PathView(CellFiles):
         self._files: dict[str, io.FileIO] = {}
         self._folders: set[str] = set()
         self._removed: set[str] = set()
+        # The symbolic links that this rank has made, each with its target.
+        self._links: dict[str, str] = {}
         # The folders on disk that this rank has renamed, by the new path: the paths where they may be, also by a
         # descriptor of rank 0, and the identity by which they are found there.
         self._renamed: dict[str, tuple[list[str], tuple[int, int]]] = {}
@@ -46,13 +49,24 @@ class PathView(CellFiles):
         """Find the paths themselves from now on, and delete all versions."""
         for file in self._files.values():
             file.close()
-        for paths in (self._files, self._folders, self._removed, self._renamed, self._dropped):
+        for paths in (self._files, self._folders, self._removed, self._links, self._renamed, self._dropped):
             paths.clear()
 
     @property
     def _has_changes(self) -> bool:
         has_changed = self.changed is not None and self.changed.has_paths()
-        return self._is_active and bool(self._files or self._folders or self._removed or has_changed)
+        return self._is_active and bool(self._files or self._folders or self._removed or self._links or has_changed)
+
+    def _absolute(self, path: Any, *, follows_link: bool = True) -> str:
+        """Return a path as an absolute one; the links that this rank has made are followed, as other code does."""
+        full, number = absolute(path), 0
+        while links := [link for link in self._links if is_in(full, link) and (follows_link or full != link)]:
+            number += 1
+            if number > _MAX_LINKS:
+                raise_os_error(errno.ELOOP, path)
+            target = os.path.join(os.path.dirname(links[0]), self._links[links[0]])
+            full = os.path.normpath(target) + full[len(links[0]) :]
+        return full
 
     def _redirects(self, path: Any) -> bool:
         """Return whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
@@ -69,7 +83,9 @@ class PathView(CellFiles):
 
     def _find(self, path: Any) -> Any:
         """Return the path to read from; raises FileNotFoundError for a path that this rank removed."""
-        full = absolute(path)
+        full = self._absolute(path)
+        if full != absolute(path):  # in a link of this rank
+            path = full
         file = self._files.get(full)
         if file is not None:
             return descriptor_path(file)
@@ -97,7 +113,7 @@ class PathView(CellFiles):
         renamed = {new + path[len(old) :]: (path, *self._renamed.pop(path)) for path in self._renamed_in(old)}
         self._renamed |= {path: ([*earlier, last], identity) for path, (last, earlier, identity) in renamed.items()}
         place = self._place(old)
-        if new in self._renamed or old in self._files or old in self._folders:
+        if new in self._renamed or any(old in paths for paths in (self._files, self._folders, self._links)):
             return
         above = max((path for path in self._renamed if is_in(old, path)), key=len, default=None)
         earlier = [] if above is None else [path + old[len(above) :] for path in self._renamed[above][0]]
@@ -110,14 +126,15 @@ class PathView(CellFiles):
 
     def _entries(self, path: Any) -> list[Any]:
         """Return the entries of a folder, with this rank's changes."""
-        folder, full = os.fspath(path), absolute(path)
+        folder, full = os.fspath(path), self._absolute(path)
         own = {found: found in self._folders for found in (*self._files, *self._folders)}
         own = {found: is_folder for found, is_folder in own.items() if os.path.dirname(found) == full}
         for found in [] if self.changed is None else list(self.changed.entries_before(full)):
             if found not in own and not self._is_removed(found):
                 own[found] = os.path.isdir(found)
         own |= {found: True for found in self._renamed if os.path.dirname(found) == full}
-        names = {os.path.basename(found) for found in own}
+        links = [found for found in self._links if os.path.dirname(found) == full]
+        names = {os.path.basename(found) for found in (*own, *links)}
         existing: list[Any] = []
         if full in self._folders and (self._is_removed(full) or not exists_as_folder(full)):
             pass
@@ -134,27 +151,30 @@ class PathView(CellFiles):
                     and not self._is_removed(os.path.join(full, item.name))
                 ]
             if found is not path:
-                existing = [_Entry(os.path.join(folder, item.name), item.is_dir()) for item in existing]
+                existing = [_Entry(folder, item.name, item.is_dir()) for item in existing]
         return [
             *existing,
-            *(_Entry(os.path.join(folder, os.path.basename(found)), is_folder) for found, is_folder in own.items()),
+            *(_Entry(folder, os.path.basename(found), is_folder) for found, is_folder in own.items()),
+            *(_Entry(folder, os.path.basename(found), os.path.isdir(found), is_link=True) for found in links),
         ]
 
     def _mode(self, full: str, *, follows_link: bool = False) -> int | None:
-        """Return the mode of what this rank finds at a path; None for nothing, `_UNKNOWN` where it cannot tell."""
+        """Return the mode of what this rank finds at a path; None for nothing, `UNKNOWN` where it cannot tell."""
         if full in self._files:
             return stat.S_IFREG
         if full in self._folders:
             return stat.S_IFDIR
+        if full in self._links:
+            return stat.S_IFLNK
         if any(is_in(full, path) for path in self._removed):
             return None
         if self.changed is None or full in self._dropped:
-            return _UNKNOWN
+            return UNKNOWN
         if (place := self._place(full)) is not None:
             try:
                 return original_stat(place).st_mode
             except OSError:
-                return _UNKNOWN
+                return UNKNOWN
         while True:
             actual = self.changed.find(full)
             read = original_stat if follows_link or actual != full else _lstat
@@ -163,20 +183,20 @@ class PathView(CellFiles):
             except OSError:
                 mode = None
             if self.changed.find(full) == actual:  # rank 0 has not changed it meanwhile
-                return mode if self.changed.is_certain(full) else _UNKNOWN
+                return mode if self.changed.is_certain(full) else UNKNOWN
 
     def _check_creation(self, full: str, path: Any) -> None:
         """Raise the error of creating a file or folder where something exists, or where this process may not."""
-        if self._mode(full) not in (None, _UNKNOWN):
+        if self._mode(full) not in (None, UNKNOWN):
             raise_os_error(errno.EEXIST, path)
         self._check_folder(full, path)
 
     def _check_write(self, full: str, path: Any) -> None:
         """Raise the error of opening a path for writing, if it is a folder or this process may not write to it."""
         mode = self._mode(full, follows_link=True)
-        if mode is None or (mode == _UNKNOWN and not os.path.isdir(full)):
+        if mode is None or (mode == UNKNOWN and not os.path.isdir(full)):
             self._check_folder(full, path, for_change=mode is None)
-        elif mode == _UNKNOWN or stat.S_ISDIR(mode):
+        elif mode == UNKNOWN or stat.S_ISDIR(mode):
             raise_os_error(errno.EISDIR, path)
         elif not original_access(self._find(path), os.W_OK):
             raise_os_error(errno.EACCES, path)
@@ -186,7 +206,7 @@ class PathView(CellFiles):
         mode = self._mode(full)
         if mode is None:
             raise_os_error(errno.ENOENT, path)
-        if mode == _UNKNOWN:
+        if mode == UNKNOWN:
             return
         if of_folder != stat.S_ISDIR(mode):
             raise_os_error(errno.ENOTDIR if of_folder else errno.EISDIR, path)
@@ -199,7 +219,7 @@ class PathView(CellFiles):
         mode = self._mode(full)
         if mode is None:
             raise_os_error(errno.ENOENT, path)
-        if mode != _UNKNOWN and not stat.S_ISDIR(mode):
+        if mode != UNKNOWN and not stat.S_ISDIR(mode):
             raise_os_error(errno.ENOTDIR, path)
 
     def _check_renaming(self, old: str, new: str, src: Any, dst: Any) -> None:
@@ -209,7 +229,7 @@ class PathView(CellFiles):
             raise_os_error(errno.ENOENT, src, dst)
         self._check_folder(old, src, dst)
         self._check_folder(new, src, dst)
-        if _UNKNOWN in (mode, replaced) or replaced is None:
+        if UNKNOWN in (mode, replaced) or replaced is None:
             return
         is_folder = stat.S_ISDIR(mode)
         if is_folder != stat.S_ISDIR(replaced):
@@ -221,9 +241,9 @@ class PathView(CellFiles):
         """Raise the error of a path in a folder that is absent or, ``for_change``, that this process may not change."""
         folder = os.path.dirname(full)
         mode = self._mode(folder, follows_link=True)
-        if mode is None or (mode == _UNKNOWN and not os.path.isdir(folder)):
+        if mode is None or (mode == UNKNOWN and not os.path.isdir(folder)):
             raise_os_error(errno.ENOENT, path, other)
-        if mode == _UNKNOWN or folder in self._folders:
+        if mode == UNKNOWN or folder in self._folders:
             return
         if not stat.S_ISDIR(mode):
             raise_os_error(errno.ENOTDIR, path, other)
@@ -234,8 +254,9 @@ class PathView(CellFiles):
         """Treat a path, and all in it, as removed on this rank."""
         for path in [path for path in self._files if is_in(path, full)]:
             self._files.pop(path).close()
-        for path in self._renamed_in(full):
-            del self._renamed[path]
+        for paths in (self._renamed, self._links):
+            for path in [path for path in paths if is_in(path, full)]:
+                del paths[path]
         for paths in (self._folders, self._dropped):
             paths -= {path for path in paths if is_in(path, full)}
         self._removed.add(full)
@@ -251,32 +272,31 @@ class PathView(CellFiles):
 
     def _is_ahead(self, full: str) -> bool:
         """Return whether rank 0 has created a path that this rank has neither reached nor created itself."""
-        is_own = full in self._files or full in self._folders or self._place(full) is not None
+        is_own = full in self._files or full in self._folders or full in self._links or self._place(full) is not None
         return self._is_active and self.changed is not None and not is_own and self.changed.find(full) is None
 
 
 class _Entry:
     """Entry of `os.scandir` for a file or folder that exists for this rank only."""
 
-    def __init__(self, path: str, is_folder: bool) -> None:
-        self.path = path
-        self.name = os.path.basename(path)
-        self._is_folder = is_folder
+    def __init__(self, folder: str, name: str, is_folder: bool, *, is_link: bool = False) -> None:
+        self.path, self.name = os.path.join(folder, name), name
+        self._is_folder, self._is_link = is_folder, is_link
 
     def __fspath__(self) -> str:
         return self.path
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether it is a file."""
-        return not self._is_folder
+        return not self._is_folder and (follow_symlinks or not self._is_link)
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Return whether it is a folder."""
-        return self._is_folder
+        return self._is_folder and (follow_symlinks or not self._is_link)
 
     def is_symlink(self) -> bool:
-        """Return False: none of these is a link."""
-        return False
+        """Return whether it is a link."""
+        return self._is_link
 
     def is_junction(self) -> bool:
         """Return False: none of these is a junction."""
@@ -288,7 +308,7 @@ class _Entry:
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return the status of the inode."""
-        return os.stat(self.path)
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
 
 
 # The original functions, for use inside of replacements.

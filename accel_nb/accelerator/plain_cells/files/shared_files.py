@@ -19,6 +19,7 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
     call_with,
     is_path,
     may_copy_database,
+    writes,
 )
 from accel_nb.accelerator.plain_cells.files.changed_paths import MAX_KEPT
 from accel_nb.accelerator.plain_cells.files.library_files import FileFunction
@@ -98,6 +99,35 @@ class SharedFiles(CellFiles):
             return self._call(paths, lambda: original(file, mode, *args, **kwargs), is_in_place=True)
 
         return open
+
+    def make_os_open(self, original: Function) -> Function:
+        """Return an ``os.open`` that records a file that it creates or changes."""
+
+        @functools.wraps(original)
+        def open(path: Any, flags: int, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> int:
+            paths = [path] if dir_fd is None and writes(flags) else []
+            return self._call(paths, lambda: original(path, flags, *args, dir_fd=dir_fd, **kwargs), is_in_place=True)
+
+        return open
+
+    def make_truncate(self, original: Function) -> Function:
+        """Return an ``os.truncate`` that records the file."""
+
+        @functools.wraps(original)
+        def truncate(path: Any, length: int) -> None:
+            self._call([path], lambda: original(path, length), is_in_place=True)
+
+        return truncate
+
+    def make_link(self, original: Function) -> Function:
+        """Return a function that makes a link, which records its path."""
+
+        @functools.wraps(original)
+        def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+            has_folder = any(kwargs.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
+            self._call([] if has_folder else [dst], lambda: original(src, dst, *args, **kwargs))
+
+        return link
 
     def make_mkdir(self, original: Function) -> Function:
         """Return a ``mkdir`` that records a folder that it creates."""

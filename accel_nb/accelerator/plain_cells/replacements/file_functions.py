@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from contextlib import AbstractContextManager, ExitStack
 
-from accel_nb.accelerator.plain_cells.files import file_writes
 from accel_nb.accelerator.plain_cells.files.changed_paths import ChangedPaths
+from accel_nb.accelerator.plain_cells.files.file_writes import PrivateFiles
 from accel_nb.accelerator.plain_cells.files.library_files import LIBRARIES
+from accel_nb.accelerator.plain_cells.files.replaced_file_functions import library_replacements, replacements
 from accel_nb.accelerator.plain_cells.files.shared_commands import SharedCommands
+from accel_nb.accelerator.plain_cells.files.shared_files import SharedFiles
 from accel_nb.accelerator.plain_cells.replacements.late_imports import observed_imports
 from accel_nb.accelerator.plain_cells.replacements.replaced_functions import ReplacedFunctions
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -19,8 +21,8 @@ class FileFunctions:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        private = file_writes.PrivateFiles()
-        self._files = file_writes.SharedFiles() if comm.world.is_main else private
+        private = PrivateFiles()
+        self._files = SharedFiles() if comm.world.is_main else private
         self._commands = SharedCommands(comm, private)
         self._changed_paths: ChangedPaths | None = None
 
@@ -39,7 +41,7 @@ class FileFunctions:
         files = self._files
         stack.callback(files.discard)
         files.begin(None if is_partial else self._changed_paths)
-        functions.replace_all(file_writes.replacements(files))
+        functions.replace_all(replacements(files))
         replace_libraries = functools.partial(_replace_libraries, functions, files)
         stack.enter_context(observed_imports(LIBRARIES, replace_libraries))
 
@@ -49,6 +51,6 @@ class FileFunctions:
         functions.replace_all(self._commands.replacements())
 
 
-def _replace_libraries(functions: ReplacedFunctions, files: file_writes.SharedFiles | file_writes.PrivateFiles) -> None:
+def _replace_libraries(functions: ReplacedFunctions, files: SharedFiles | PrivateFiles) -> None:
     """Replace the functions of a library that the cell has imported, as those of the others at its start."""
-    functions.replace_others(file_writes.library_replacements(files))
+    functions.replace_others(library_replacements(files))
