@@ -302,6 +302,11 @@ def local_steps_with_an_error(world: World, folder: str) -> list[list[float]]:
     with pytest.raises(TrainingStopped), LocalSGD(accelerator, model, 10):
         train(3, TrainingStopped)
     found.append(weights_of(model))
+    with pytest.raises(ZeroDivisionError), LocalSGD(accelerator, model, 10):
+        train(4, ZeroDivisionError)
+    accelerator.load_state(folder)
+    train(4)
+    found.append(weights_of(model))
     accelerator.close()
     return found
 

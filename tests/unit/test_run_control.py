@@ -95,7 +95,7 @@ def test_what_is_no_action_is_refused_and_counted(message: object):
     controls.show_message = lambda text, is_final: said.append(text)
     controls.handle_message(message)
     assert controls.num_rejected == 1
-    assert controls.requests.pop() is None
+    assert controls.queue.pop() is None
     assert said[0].startswith("not done: ")
 
 
@@ -104,11 +104,11 @@ def test_a_flood_is_counted_and_not_listened_to():
     controls = RunControls(can_save=True, clock=lambda: now[0])
     for _ in range(100):
         controls.handle_message({"kind": "interrupt"})
-    assert controls.requests.num_interrupts == MAX_PER_SECOND
+    assert controls.queue.num_interrupts == MAX_PER_SECOND
     assert controls.num_rejected == 100 - MAX_PER_SECOND
     now[0] = 1.0
     controls.handle_message({"kind": "interrupt"})
-    assert controls.requests.num_interrupts == MAX_PER_SECOND + 1
+    assert controls.queue.num_interrupts == MAX_PER_SECOND + 1
 
 
 def test_requests_are_bounded_and_none_is_left_open():

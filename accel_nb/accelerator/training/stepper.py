@@ -403,7 +403,9 @@ class Stepper:
         return replica_digest(self.stepped_models())
 
     def resume_at(self, step: int, num_pending: int) -> None:
-        """Set the number of optimizer steps, and how many micro-batches of the current window are complete."""
+        """Go on from a loaded checkpoint: set the number of optimizer steps and of complete micro-batches."""
+        if not self._num_local:
+            self._differing.clear()  # all ranks have loaded the same weights
         self.meter.resume_at(step)
         self.window.resume(num_pending)
 

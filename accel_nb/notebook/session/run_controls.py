@@ -33,13 +33,14 @@ MAX_PER_SECOND = 10
 class RunControls:
     """The controls of one run. Thread-safe.
 
+    ``queue`` has the requested actions until they are executed, and counts interrupts.
     ``show_message`` shows the outcome of a request to the user; its second argument is whether the outcome is final.
     ``record_event`` receives the event of each executed action.
     """
 
     def __init__(self, *, can_save: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.can_save = can_save
-        self.requests = ActionQueue()
+        self.queue = ActionQueue()
         self.num_rejected = 0
         self.show_message: Callable[[str, bool], object] = lambda text, is_final: None
         self.record_event: Callable[[Event], object] = lambda event: None
@@ -69,13 +70,13 @@ class RunControls:
         else:
             if not isinstance(action, Inspect):
                 self.show_message(f"{_describe_pending(action)} ...", False)
-            self.requests.add(request)
+            self.queue.add(request)
         return request
 
     def interrupt(self) -> None:
         """Interrupt the run at any point of its code. A second interrupt kills ranks that have not stopped."""
         self.show_message("interrupting ...", False)
-        self.requests.interrupt()
+        self.queue.interrupt()
 
     def _on_done(self, action: Action, request: ControlAction) -> None:
         if isinstance(action, Inspect):

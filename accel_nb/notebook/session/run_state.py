@@ -71,7 +71,7 @@ class CellRun:
 
     def finish(self, status: RunStatus) -> None:
         """Record the end and complete the output."""
-        self.controls.requests.close()
+        self.controls.queue.close()
         self.status, self.ended = status, time.monotonic()
         self.output.finish(status, self.closing_lines)
 

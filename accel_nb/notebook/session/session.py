@@ -169,7 +169,7 @@ class Session:
                 raise
             saves = resolved.config.checkpoint.dir is not None
             if saves:
-                self._termination = DeferredTermination(running.controls.requests.interrupt_once)
+                self._termination = DeferredTermination(running.controls.queue.interrupt_once)
             shared = {root_name(name) for name in self.namespace_session.shared_names}
 
             claimed = claim.pop_all()
@@ -470,7 +470,7 @@ class Session:
                 payloads=packed.payloads,
                 timeout_s=running.config.timeout,
                 finishes=saves,
-                controls=running.controls.requests,
+                controls=running.controls.queue,
                 poll_s=packed.poll_s,
             )
             self.namespace_session.record_answers(packed, outcome.answers)

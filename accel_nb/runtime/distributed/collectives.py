@@ -147,14 +147,14 @@ class Collectives:
         is_source = self._world.rank == source
         leaves, problem = _check_tensors("scatter", nested)
         descriptions = self._exchange_objects("scatter", _describe_for_scatter(nested, leaves, is_source), problem)
-        offer = descriptions[source]
+        of_source = descriptions[source]
         passed = [text for rank, (text, *_) in enumerate(descriptions) if rank != source and text is not None]
-        lacks_one = offer[1] is None and any(text is None for text, *_ in descriptions)
-        if offer[0] is None or lacks_one or any(text != offer[0] for text in passed):
+        lacks_one = of_source[1] is None and any(text is None for text, *_ in descriptions)
+        if of_source[0] is None or lacks_one or any(text != of_source[0] for text in passed):
             self._raise_difference("scatter", [text or "nothing" for text, *_ in descriptions], _SCATTER_HINT)
-        like = nested if is_source or nested is not None else offer[1]
-        templates = [torch.empty((), dtype=getattr(torch, name), device="cpu") for name, _ in offer[2]]
-        shares = [_shares(tuple(shape), self._world.size) for _, shape in offer[2]]
+        like = nested if is_source or nested is not None else of_source[1]
+        templates = [torch.empty((), dtype=getattr(torch, name), device="cpu") for name, _ in of_source[2]]
+        shares = [_shares(tuple(shape), self._world.size) for _, shape in of_source[2]]
         own_shares = [each[self._world.rank] for each in shares]
         if self._world.size == 1:
             return _rebuild(nested, [leaf.detach().clone() for leaf in leaves])
