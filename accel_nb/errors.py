@@ -5,11 +5,13 @@ Each message contains the value, its origin, what is allowed and what to do.
 
 from __future__ import annotations
 
+import builtins
 import linecache
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from accel_nb.installed_files import is_of_library
@@ -17,6 +19,8 @@ from accel_nb.secrets import hide_secrets
 
 _PACKAGE_FOLDER = os.path.dirname(__file__) + os.sep
 _MAX_PLACES = 8
+GROUPS: tuple[type[BaseException], ...] = tuple(filter(None, [getattr(builtins, "BaseExceptionGroup", None)]))
+"""The base class of groups of errors, if this Python has it."""
 
 
 class AccelNbError(Exception):
@@ -55,6 +59,11 @@ def _describe_place(file: str, line: int) -> str:
     named = None if format_name is None else format_name(file)
     where = file if named is None else " ".join(named)
     return f"{where}, line {line}: {linecache.getline(file, line).strip()}"
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text of an error, or a placeholder if its ``__str__`` raises."""
+    return str(traceback.TracebackException(type(error), error, None))
 
 
 class ConfigError(AccelNbError, ValueError):
@@ -117,6 +126,9 @@ class WorkerDied(PoolError):
     def __init__(self, message: str, *, rank: int) -> None:
         self.rank = rank
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), rank=self.rank), self.args
 
 
 class CheckpointError(AccelNbError, RuntimeError):

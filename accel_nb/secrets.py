@@ -1,7 +1,7 @@
 """Detection and hiding of secrets in strings; stateless. See also `accel_nb.runtime.process.secrets`.
 
-Secrets are tokens in the formats of common services, user information in URLs, private keys, and values of names such
-as ``password``, ``api_key`` or ``hf_token``.
+Secrets are tokens in the formats of common services, user information and paths of webhooks in URLs, private keys, and
+values of names such as ``password``, ``api_key`` or ``hf_token``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _TOKEN_FORMATS = re.compile(
     r")"
 )
 _USER_INFO = re.compile(r"(?<=://)[^\s/?#\"'<>]+@")
+_WEBHOOK = re.compile(
+    r"(?i)(://hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|://discord(?:app)?\.com/api/webhooks/)[^\s\"'<>]+"
+)
 _HEADER = re.compile(r"(?i)\b(bearer|basic)(\s+)[\w.~+/=-]{8,}")
 _ASSIGNMENT = re.compile(
     rf"(?i)(?<![A-Za-z0-9])(?P<name>{_NAMES})(?P<between>[\"']?\s{{0,3}}[=:]\s{{0,3}})"
@@ -58,6 +61,7 @@ def hide_secrets(text: str) -> str:
     """Return the text with secrets replaced by `HIDDEN`. Takes time linear in the text's length."""
     text = _USER_INFO.sub(f"{HIDDEN}@", text)
     text = _TOKEN_FORMATS.sub(HIDDEN, text)
+    text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
     text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
     text = _FLAG.sub(_hide_argument, text)
     return _ASSIGNMENT.sub(_hide_assigned_value, text)

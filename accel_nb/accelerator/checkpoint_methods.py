@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -15,8 +14,9 @@ from accel_nb.accelerator.process_state import ProcessView
 from accel_nb.accelerator.state.training_state import HookHandle, LoadHook, LoadReport, SaveHook
 from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates, save_plain
 from accel_nb.checkpoint.full_tensors import gather_weights
+from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.data.loader import SkippedBatchesLoader, skip_first_batches
-from accel_nb.errors import CheckpointError, MisuseError
+from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.tied import find_tied
 from accel_nb.strategies.base import Bundle
 
@@ -144,7 +144,7 @@ class CheckpointMethods(ProcessView):
             if self.is_main_process:
                 files.add(name, value)
         if is_sharded:
-            self._on_main(files.finish)
+            run_on_main(self._comm, files.finish)
         else:
             files.finish()
 
@@ -157,17 +157,3 @@ class CheckpointMethods(ProcessView):
         """
         if self.is_main_process:
             save_plain(obj, path, as_safetensors=safe_serialization)
-
-    def _on_main(self, write: Callable[[], None]) -> None:
-        """Run ``write`` on rank 0, and raise its error on every rank; every rank must call."""
-        problem: Exception | None = None
-        if self.is_main_process:
-            try:
-                write()
-            except Exception as error:  # raised on every rank below
-                problem = error
-        reported = self._comm.broadcast_json(None if problem is None else str(problem))
-        if problem is not None:
-            raise problem
-        if reported is not None:
-            raise CheckpointError(f"rank 0: {reported}")

@@ -43,6 +43,10 @@ class CollectiveMethods(ProcessView):
         nothing is gathered. With ``use_gather_object``, or without any tensor, values are sent as `gather_object` sends
         them: the result is a list of all ranks' values, or of the items of their lists or tensors. With
         ``use_gather_object`` a single process gets its own value back, as it is.
+
+        Rows are those of tensors, NumPy arrays and lists at any depth. A list has the rows of the samples, or an item
+        for each field if only the lengths of its items are multiples of the number of samples. Raises `MisuseError` on
+        every rank if rows of repeated samples cannot be determined, or the ranks pass values of different kinds.
         """
         caller = sys._getframe(1)
         site = caller.f_code, caller.f_lasti
@@ -115,6 +119,7 @@ class CollectiveMethods(ProcessView):
         background and returns the result of the previous one, so a flag is detected one check later. All ranks must
         pass the same ``wait``.
         """
+        self._collectives.verify("check_trigger", None)
         return self._trigger.check(wait=wait)
 
     def _find_data_owners(self) -> list[int]:

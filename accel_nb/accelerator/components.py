@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
@@ -78,20 +79,21 @@ class Components:
         return World(rank=index, size=count)
 
     def close(self, *, is_alone: bool) -> None:
-        """Release prepared objects and close the process group; every rank must call, unless this one ``is_alone``."""
-        try:
-            self.state.close(is_alone=is_alone)
-        finally:
-            tracker_thread = self.tracked.end()
-            if tracker_thread is not None:
-                tracker_thread.close()
-            self.stepper.flush()
-            if is_alone and self.stepper.gradient_holder is not None:  # ranks that were stopped may have other ones
-                self.strategy.drop_gradients(self.stepper.bundle)
-            self.preparer.release(self.preparer.objects)
-            self.strategy.close()
+        """Release prepared objects and close the process group; every rank must call, unless this one ``is_alone``.
+
+        An error of one part, such as a loss that is NaN, is raised when all are closed.
+        """
+        with ExitStack() as parts:  # closed in the opposite order
             if self.group is not None:
-                self.group.close()
+                parts.callback(self.group.close)
+            parts.callback(self.strategy.close)
+            parts.callback(lambda: self.preparer.release(self.preparer.objects))
+            if is_alone and self.stepper.gradient_holder is not None:  # ranks that were stopped may have other ones
+                parts.callback(self.strategy.drop_gradients, self.stepper.bundle)
+            parts.callback(self.stepper.flush)
+            if (tracker_thread := self.tracked.end()) is not None:
+                parts.callback(tracker_thread.close)
+            self.state.close(is_alone=is_alone)
 
 
 def build_components(

@@ -44,7 +44,7 @@ from accel_nb.accelerator.training.trigger import Trigger
 from accel_nb.config import Resolved
 from accel_nb.config.sections import AutocastOptions
 from accel_nb.data.loader import BatchSizeMeaning, is_sharded
-from accel_nb.errors import MisuseError
+from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.forward import plain_view_in_precision
 from accel_nb.runtime.distributed import sharded
@@ -147,7 +147,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         arguments = {
             "precision": mixed_precision, "accumulate": gradient_accumulation_steps, "strategy": strategy,
             "seed": seed, "clip": clip,
-            "batch": argument_or_field("batch", batch, "split_batches", _BATCH[split_batches]),
+            "batch": argument_or_field("batch", batch, "split_batches", _batch_of(split_batches)),
             "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }  # fmt: skip
         plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin,
@@ -187,19 +187,20 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
 
     @property
     def has_whole_gradients(self) -> bool:
-        """Whether gradients are those of all ranks: not within windows, nor scaled, nor incomplete.
+        """Whether gradients are those of all ranks: not of open windows, nor scaled, nor incomplete.
 
         Those of explicit cells that the strategy holds are not in ``parameter.grad`` for any code.
         """
         strategy, window = self._stepper.strategy, self._stepper.window
+        mesh = self.components.groups.mesh
         if not self._stepper.bundle.models:
             return True
-        if window.size > 1 or strategy.precision.policy.loss_scaling:
-            return False
         holder = self._stepper.gradient_holder
+        if window.size > 1 or strategy.precision.policy.loss_scaling:
+            return holder is None and self._stepper.has_used_gradients and mesh.has_one_dimension
         if holder is not None and (holder.has_incomplete_gradients or not self._stepper.is_plain_cell):
             return False
-        return self.components.groups.mesh.has_one_dimension
+        return mesh.has_one_dimension
 
     @property
     def prepared_objects(self) -> tuple[Any, ...]:
@@ -402,7 +403,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         try:
             yield
         finally:
-            self.components.strategy.grad_sync(model, self._stepper.window.averages_gradients)
+            self._stepper.update_sync([model])
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any] | None = None, even_batches: bool | None = None
@@ -653,4 +654,9 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         return f"Accelerator({place}, strategy={strategy!r}, mixed_precision={self.mixed_precision!r})"
 
 
-_BATCH: Mapping[bool | None, BatchSizeMeaning | None] = {None: None, True: "global", False: "per-worker"}
+def _batch_of(split_batches: object) -> BatchSizeMeaning | None:
+    if split_batches is None:
+        return None
+    if not isinstance(split_batches, bool):
+        raise ConfigError(f"split_batches={split_batches!r} was given to Accelerator(...); it must be True or False")
+    return "global" if split_batches else "per-worker"

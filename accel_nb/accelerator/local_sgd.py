@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from accel_nb.accelerator.training.replica_averaging import average_weights
+from accel_nb.accelerator.training.run_control import TrainingStopped
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.collectives import all_reduce_bucketed
 
 if TYPE_CHECKING:
     from accel_nb.accelerator.core import Accelerator
@@ -24,6 +23,10 @@ class LocalSGD:
     averaged too, so that all ranks continue with equal state; that of a parameter which one rank has not updated is
     removed. Every rank must make the same number of steps. With one rank, or ``enabled=False``, nothing changes.
 
+    Both are averaged before a checkpoint is saved, too. If an error ends the block, they are averaged where all ranks
+    come next: at the beginning of a loop over a prepared loader or of another block, or before a checkpoint is saved.
+    `Accelerator.backward` raises `MisuseError` before that.
+
     With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same
     as that of averaging gradients.
 
@@ -34,7 +37,6 @@ class LocalSGD:
     def __init__(self, accelerator: Accelerator, model: nn.Module, local_sgd_steps: int, enabled: bool = True) -> None:
         self._stepper = accelerator.components.stepper
         self._comm = accelerator.components.comm
-        self._accelerator = accelerator
         self._model = model
         self._period = local_sgd_steps
         self._is_enabled = enabled and accelerator.num_processes > 1
@@ -54,61 +56,22 @@ class LocalSGD:
     def __enter__(self) -> LocalSGD:
         """Stop averaging gradients."""
         if self._is_enabled:
-            self._stepper.set_local_gradients([self._model], True)
+            self._stepper.begin_local_steps(self._model)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Average weights and optimizer state, and resume averaging gradients."""
-        if not self._is_enabled:
-            return
-        self._stepper.set_local_gradients([self._model], False)
-        if kind is None:
-            with torch.no_grad():
-                all_reduce_bucketed(self._comm, [*self._weights(), *self._optimizer_state()], "mean")
+        if self._is_enabled:
+            # Every rank is stopped after the same step; another error may be raised on this rank alone.
+            is_on_all_ranks = kind is None or issubclass(kind, TrainingStopped)
+            self._stepper.end_local_steps(self._model, averages=is_on_all_ranks)
 
     def step(self) -> None:
         """Count an optimizer step, and average weights if that is due; do nothing inside of an accumulation window."""
-        if not self._is_enabled or not self._accelerator.sync_gradients:
+        if not self._is_enabled or not self._stepper.window.syncs_gradients:
             return
         self._num_steps += 1
         if self._num_steps % self._period == 0:
-            with torch.no_grad():
-                all_reduce_bucketed(self._comm, self._weights(), "mean")
-
-    def _weights(self) -> Iterator[Tensor]:
-        yield from (value for value in self._model.parameters() if value.requires_grad)
-        yield from (value for value in self._model.buffers() if _has_mean(value))
-
-    def _optimizer_state(self) -> Iterator[Tensor]:
-        """Yield the averaged state in the order of the model's parameters, which optimizers of several ranks may lack.
-
-        State of a parameter that one rank has not updated is removed on the others, so that it begins anew on all.
-        """
-        states = [
-            (optimizer, parameter)
-            for optimizer in self._stepper.bundle.optimizers
-            for parameter in self._model.parameters()
-        ]
-        own = [_averaged_names(optimizer.state.get(parameter, {})) for optimizer, parameter in states]
-        for (optimizer, parameter), names in zip(
-            states, zip(*self._comm.all_gather_json(own), strict=True), strict=True
-        ):
-            if any(other != names[0] for other in names):
-                optimizer.state.pop(parameter, None)
-            elif names[0]:
-                state = optimizer.state[parameter]
-                yield from (state[name] for name in names[0])
-
-
-def _averaged_names(state: Mapping[Any, Any]) -> list[Any]:
-    return sorted(name for name, value in state.items() if _is_averaged(value))
-
-
-def _is_averaged(value: object) -> bool:
-    return isinstance(value, Tensor) and _has_mean(value) and value.dim() > 0
-
-
-def _has_mean(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
+            average_weights(self._comm, self._model)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
-from accel_nb.accelerator.options.plugins import DeepSpeedPlugin
+from accel_nb.accelerator.options.plugins import DeepSpeedPlugin, enum_value
 from accel_nb.accelerator.process.init_world import initialize_world
 from accel_nb.config import Layer, current_layers, environment_layer, resolve
 from accel_nb.data.split import split_inputs
@@ -166,12 +166,12 @@ class ProcessView:
 
     def _ordered(self, goes_first: bool) -> Iterator[None]:
         if not goes_first:
-            self._comm.barrier()
+            self._collectives.barrier()
         try:
             yield
         finally:
             if goes_first:
-                self._comm.barrier()
+                self._collectives.barrier()
 
 
 class PartialState(ProcessView):
@@ -191,7 +191,7 @@ class PartialState(ProcessView):
         world: World | None = None,
     ) -> None:
         given = {"group.backend": backend, "group.timeout": None if timeout is None else timeout.total_seconds()}
-        self._set_up(_resolve({name: value for name, value in given.items() if value is not None}).config, cpu, world)
+        self._set_up(_resolve(given, "PartialState(...)").config, cpu, world)
 
     def _set_up(self, config: Config, cpu: bool, world: World | None) -> None:
         self._comm, self._group = initialize_world(None, world, cpu, config.group)
@@ -243,8 +243,10 @@ class AcceleratorState(PartialState):
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None
     """The FSDP2 plugin of the accelerator, if it has one."""
 
-    def __init__(self, mixed_precision: str | None = None, cpu: bool = False, *, world: World | None = None) -> None:
-        config = _resolve({} if mixed_precision is None else {"precision": str(mixed_precision)}).config
+    def __init__(
+        self, mixed_precision: str | Enum | None = None, cpu: bool = False, *, world: World | None = None
+    ) -> None:
+        config = _resolve({"precision": enum_value(mixed_precision)}, "AcceleratorState(...)").config
         self._set_up(config, cpu, world)
         self.mixed_precision = choose_precision(config.precision, self._device)
 
@@ -335,9 +337,10 @@ class GradientState:
         return f"GradientState(sync_gradients={self.sync_gradients}, num_steps={self.num_steps})"
 
 
-def _resolve(given: dict[str, Any]) -> Any:
+def _resolve(arguments: dict[str, Any], source: str) -> Any:
+    given = {name: value for name, value in arguments.items() if value is not None}
     layers = list(current_layers()) or [environment_layer(option_variables())]
-    return resolve([*layers, Layer("code", given, "PartialState(...)")] if given else layers)
+    return resolve([*layers, Layer("code", given, source)] if given else layers)
 
 
 def _only_if(is_here: bool, function: Any) -> Any:

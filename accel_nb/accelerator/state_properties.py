@@ -34,7 +34,7 @@ class StateProperties(ProcessView):
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MisuseError(f"gradient_accumulation_steps is {steps!r}; it must be a whole number of at least 1")
         self._stepper.set_accumulation(steps)
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.prepare.preparer import Preparer
+from accel_nb.accelerator.prepare.preparer import Preparer, known_length
 from accel_nb.accelerator.state.resuming import RunResumer
 from accel_nb.accelerator.state.save_report import CompletedSave, describe_saves, describe_unsaved
 from accel_nb.accelerator.state.training_state import TrainingState
@@ -82,10 +82,7 @@ class TrainingRun:
         """Report the beginning and the length of a loop, from which progress is computed."""
         rank = self._comm.world.rank
         if rank == 0 and not isinstance(self._sink, NullEventSink):
-            try:
-                num_steps = math.ceil(len(loader) / self._stepper.window.size)
-            except TypeError:  # a stream
-                num_steps = 0
+            num_steps = math.ceil((known_length(loader) or 0) / self._stepper.window.size)
             if loader not in self._loader_numbers:
                 self._loader_numbers[loader] = next(self._next_number)
             number, epoch = self._loader_numbers[loader], get_position(loader).num_epochs

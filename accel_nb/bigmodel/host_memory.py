@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -72,5 +73,6 @@ def _region(nbytes: int) -> mmap.mmap:
     # Python's default is MAP_SHARED, which has no huge pages and does not count towards RLIMIT_DATA.
     region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        region.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # some kernels have no huge pages
+            region.madvise(mmap.MADV_HUGEPAGE)
     return region

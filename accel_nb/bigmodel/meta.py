@@ -80,14 +80,17 @@ class _MoveHooks:
         if parameter is None or not self._must_move(parameter):
             return None
         if parameter not in self._moved:
-            self._moved[parameter] = clone_parameter_onto(parameter, parameter.detach().to(self._device))
+            made = clone_parameter_onto(parameter, parameter.detach().to(self._device))
+            # One that is registered again is not moved again: tensors on "cuda" have the device "cuda:0".
+            self._moved[parameter] = self._moved[made] = made
         return self._moved[parameter]
 
     def buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> Tensor | None:
         if buffer is None or not self._must_move(buffer):
             return None
         if buffer not in self._moved:
-            self._moved[buffer] = buffer.to(self._device)
+            made = buffer.to(self._device)
+            self._moved[buffer] = self._moved[made] = made
         return self._moved[buffer]
 
     def _must_move(self, tensor: Tensor) -> bool:

@@ -50,7 +50,7 @@ class AccelerateState:
     """Of each rank."""
 
     unread: list[str] = field(default_factory=list)
-    """Files in the folder that were not read, one line each."""
+    """What the folder has and was not read, one line each."""
 
     @property
     def step(self) -> int:
@@ -80,7 +80,10 @@ def read_accelerate_folder(path: str | os.PathLike[str]) -> AccelerateState:
     state.optimizers = [_unpickled(file) for file in _numbered(folder, "optimizer", ".bin")]
     state.schedulers = [_unpickled(file) for file in _numbered(folder, "scheduler", ".bin")]
     state.registered = [_unpickled(file) for file in _numbered(folder, "custom_checkpoint", ".pkl", first="_0")]
-    state.random = [_random(file) for file in _numbered(folder, "random_states", ".pkl", first="_0")]
+    contents = {file: _unpickled(file) for file in _numbered(folder, "random_states", ".pkl", first="_0")}
+    state.random = [_random(file, content) for file, content in contents.items()]
+    if any("torch_cuda_manual_seed" in content for content in contents.values()):
+        state.unread.append("the random states of GPUs were not read: numbers that are drawn there differ")
     if (folder / "scaler.pt").exists():
         state.precision = _unpickled(folder / "scaler.pt")
     for kind in ("sampler", "dl_state_dict"):
@@ -197,9 +200,8 @@ def _unpickled(file: Path) -> Any:
     return content
 
 
-def _random(file: Path) -> RngStates:
-    """Return generator states in the form of `accel_nb.runtime.rng.capture`."""
-    content = _unpickled(file)
+def _random(file: Path, content: Any) -> RngStates:
+    """Return generator states of a file in the form of `accel_nb.runtime.rng.capture`."""
     try:
         version, words, gauss = content["random_state"]
         _, key, position, has_gauss, cached = content["numpy_random_seed"]

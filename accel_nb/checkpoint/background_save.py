@@ -91,7 +91,7 @@ class CheckpointSaver:
             staged: dict[int, memoryview] | str
             try:
                 staged = self._staging.copy(plan)
-            except (RuntimeError, MemoryError) as error:  # reported by the job, since the other ranks continue
+            except Exception as error:  # reported by the job, since the other ranks continue
                 staged = f"{type(error).__name__}: {error}"
             self._job = _Job(plan, staged, self._comm.world.size, finish, started)
             return plan.url

@@ -23,9 +23,10 @@ def find_checkpoints(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
         store = open_store(root)
         if is_complete(store, name):
             return store, [name]
-        if waiting := [folder for folder in store.folders() if parse_temporary_name(folder) == (name, "old")]:
+        waiting = [folder for folder in store.folders() if parse_temporary_name(folder) == (name, "old")]
+        if complete := [folder for folder in waiting if is_complete(store, folder)]:
             # The process was killed between the two renames of a replacement.
-            return store, [folder for folder in waiting if is_complete(store, folder)]
+            return store, complete
     store = open_store(url)
     names = list_checkpoints(store)
     if not names:

@@ -83,6 +83,11 @@ def leaf_tensor(leaf: StateLeaf) -> Tensor:
     return leaf if isinstance(leaf, Tensor) else leaf.tensor
 
 
+def lacks_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor with elements has no memory of its own: its values are in other tensors, or nowhere."""
+    return tensor.numel() > 0 and (tensor.is_meta or not tensor.data_ptr())
+
+
 def leaf_region(leaf: StateLeaf) -> tuple[Region, tuple[int, ...]]:
     """Return the region of the global tensor that the leaf holds, and the global shape."""
     if isinstance(leaf, Slice):
@@ -142,7 +147,7 @@ class _Encoder:
         if kind is np.ndarray:
             try:
                 tensor = torch.from_numpy(np.array(value))  # a copy: it may be read-only, or strided backwards
-            except TypeError:
+            except (TypeError, ValueError):  # ValueError for another byte order
                 raise _refusal(path, f"it is an array of {value.dtype}, which torch does not support") from None
             return {"$array": self._tensor(tensor, path)}
         raise _refusal(
@@ -153,6 +158,8 @@ class _Encoder:
 
     def _tensor(self, leaf: StateLeaf, path: tuple[str, ...]) -> str:
         name, tensor = "/".join(path) or "tensor", leaf_tensor(leaf)
+        while name in self.result.leaves:  # of another key with the same text, such as None and "None"
+            name += "'"
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in DTYPE_NAMES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
             raise _refusal(
@@ -203,10 +210,10 @@ def _segment(key: Any) -> str:
 
 
 def _identity(leaf: StateLeaf, tensor: Tensor) -> tuple[Any, ...] | None:
-    if tensor.numel() == 0 or tensor.is_meta or not device_type(tensor.device).has_addresses:
+    if tensor.numel() == 0 or not device_type(tensor.device).has_addresses or lacks_memory(tensor):
         return None
-    place = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj()
-    return (*place, type(leaf), *leaf_region(leaf))
+    place = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return (*place, tensor.is_conj(), tensor.is_neg(), type(leaf), *leaf_region(leaf))
 
 
 def _refusal(path: tuple[str, ...], why: str) -> CheckpointError:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from accel_nb.checkpoint.encoding import encode
+from accel_nb.checkpoint.encoding import encode, lacks_memory
 from accel_nb.config.byte_sizes import read_bytes
 from accel_nb.errors import CheckpointError, MisuseError
 
@@ -48,9 +48,14 @@ class WeightWriter:
             if not isinstance(value, Tensor):
                 raise CheckpointError(f"{name}: only tensors can be saved as weights; save_state() keeps the rest")
             value = value.detach().to("cpu", self._dtype if value.is_floating_point() else None)
+            if lacks_memory(value):
+                raise CheckpointError(
+                    f"{name}: a {type(value).__qualname__} has no memory of its own, so no safetensors file holds it; "
+                    "write torch.save(accelerator.get_state_dict(model), PATH) on the main process"
+                )
             if self._shard and value.nbytes > self._room:
                 self._write()
-            self._shard[name] = _copy_if_shared(value, self._shard.values())
+            self._shard[name] = copy_if_shared(value, self._shard.values())
             self._room -= value.nbytes
         except Exception as error:  # raised by `finish`
             self._problem = error
@@ -59,7 +64,10 @@ class WeightWriter:
     def finish(self) -> None:
         """Rename the files to their final names, and remove those of an earlier save."""
         if self._problem is None and (self._shard or not self._written):
-            self._write()
+            try:
+                self._write()
+            except Exception as error:  # raised below, without the files
+                self._problem = error
         count = len(self._written)
         if self._problem is not None:
             for number in range(count):
@@ -97,8 +105,8 @@ def drop_tied_duplicates(weights: Mapping[str, Any], ties: Iterable[Sequence[str
     kept: dict[str, Any] = {}
     seen: set[tuple[Any, ...]] = set()
     for name, value in weights.items():
-        if isinstance(value, Tensor) and value.numel():
-            place = value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
+        if isinstance(value, Tensor) and value.numel() and not lacks_memory(value):
+            place = value.data_ptr(), tuple(value.shape), value.stride(), value.dtype, value.is_conj(), value.is_neg()
             if place in seen:
                 continue
             seen.add(place)
@@ -119,7 +127,7 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
             raise CheckpointError(f"{target}: a safetensors file holds a dict of tensors by name, and nothing else")
         tensors: dict[str, Tensor] = {}
         for key, item in drop_tied_duplicates(value).items():
-            tensors[key] = _copy_if_shared(item.detach().cpu(), tensors.values())
+            tensors[key] = copy_if_shared(item.detach().cpu(), tensors.values())
         save_file(tensors, target)
     elif target.suffix == ".json":
         if encoded.leaves:
@@ -129,8 +137,9 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
         torch.save(value, target)
 
 
-def _copy_if_shared(value: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """Return a contiguous tensor that shares no memory with others, as safetensors requires."""
+def copy_if_shared(value: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """Return a contiguous tensor that shares no memory with others, as safetensors requires; views become values."""
+    value = value.resolve_conj().resolve_neg()
     storages = {other.untyped_storage().data_ptr() for other in others}
     if value.untyped_storage().data_ptr() in storages:
         return value.clone(memory_format=torch.contiguous_format)

@@ -24,6 +24,7 @@ from accel_nb.checkpoint.encoding import (
     Slice,
     StateLeaf,
     encode,
+    lacks_memory,
     leaf_region,
     leaf_tensor,
 )
@@ -40,6 +41,7 @@ from accel_nb.checkpoint.manifest import (
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.write_plan import TensorPlan, WritePlan, WriteTask, plan_writes
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.safetensors_header import encode_header
 
@@ -141,6 +143,7 @@ def plan_save(
         if world_size > 1 and not store.is_shared:
             raise CheckpointError(f"{store.url}: each process has a store of its own there; ranks cannot share it")
         encoded = encode(tree)
+        _require_memory(encoded)
         if rank == 0 and reserved is None:
             reserved = _begin(store, name, origin.run, may_replace)
     except (AccelNbError, OSError) as error:
@@ -156,11 +159,11 @@ def plan_save(
         "id": "" if reserved is None else reserved.save_id,
         "folder": "" if reserved is None else reserved.folder,
     }
-    with _warn_if_alone(comm, name):
-        messages = comm.all_gather_json(message)
-    save_id, folder = messages[0]["id"], messages[0]["folder"]
-    suffix = "" if store.supports_rename else f"-{save_id}"
     try:
+        with _warn_if_alone(comm, name):
+            messages = comm.all_gather_json(message)
+        save_id, folder = messages[0]["id"], messages[0]["folder"]
+        suffix = "" if store.supports_rename else f"-{save_id}"
         for other, received in enumerate(messages):
             if received["problem"] is not None:
                 raise CheckpointError(f"{name} was not saved; rank {other}: {received['problem']}")
@@ -174,9 +177,9 @@ def plan_save(
             for received in messages
         ]
         writes = plan_writes(plans, slices, suffix)
-    except CheckpointError:
-        if rank == 0 and folder:
-            store.discard(folder, ())
+    except BaseException:  # also an interrupt
+        if rank == 0 and reserved is not None:
+            store.discard(reserved.folder, ())
         raise
     state = encoded.to_bytes() if rank == 0 else b""
     return SavePlan(store, name, folder, save_id, origin, state, writes, encoded.leaves, rank, suffix, may_replace)
@@ -247,7 +250,7 @@ def write_share(plan: SavePlan, buffers: Callable[[Sequence[WriteTask]], Iterato
             plan.store.write(plan.folder, name, [plan.state])
             record = make_file_record(plan.state)
             files[name] = [record.size, list(record.checksums)]
-    except (AccelNbError, OSError, RuntimeError) as error:
+    except Exception as error:  # raised on every rank, since the others wait for the report
         return {"problem": f"{type(error).__name__}: {error}"}
     return {"files": files}
 
@@ -308,6 +311,18 @@ def as_bytes(tensor: Tensor) -> memoryview:
     if not flat.numel():
         return memoryview(b"")
     return memoryview(flat.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
+
+
+def _require_memory(encoded: EncodedState) -> None:
+    """Raise `CheckpointError` for a tensor whose bytes cannot be written, such as a quantized one of torchao."""
+    for path, leaf in encoded.leaves.items():
+        tensor = leaf_tensor(leaf)
+        if device_type(tensor.device).has_addresses and lacks_memory(tensor):
+            raise CheckpointError(
+                f"{path} cannot be stored: this {type(tensor).__module__}.{type(tensor).__qualname__} on "
+                f"{tensor.device} has no memory of its own. Convert it to a plain tensor, or remove it from the "
+                "weights in a hook of register_save_state_pre_hook"
+            )
 
 
 def _plan(path: str, leaf: StateLeaf) -> TensorPlan:

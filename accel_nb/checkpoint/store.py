@@ -7,6 +7,7 @@ manifest lists are ignored.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -14,6 +15,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +33,8 @@ Buffer = bytes | memoryview
 
 _LOCK = "lock"
 _NUM_TRIES = 10
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Errors of file systems that have no locks, such as Lustre by default."""
 
 
 class Store(Protocol):
@@ -131,8 +135,14 @@ class LocalStore:
             raise CorruptCheckpoint(f"{self._root / folder}: {error.strerror}") from None
 
     def begin(self, name: str, save_id: str) -> str:
-        """Create the temporary folder, with a lock that this process holds until the save ends."""
-        folder = temporary_name(name, save_id)
+        """Create the temporary folder, with a lock that this process holds until the save ends.
+
+        Raises `CheckpointError` if the name is that of a file or a link.
+        """
+        target, folder = self._root / name, temporary_name(name, save_id)
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            what = "link" if target.is_symlink() else "file"
+            raise CheckpointError(f"{target} is a {what}, and no folder; it is not changed. Give another folder")
         for _ in range(_NUM_TRIES):
             # Renamed only once it is locked: after a kill in between, `remove_stale` can remove it.
             new = self._root / removed_name(name, uuid.uuid4().hex[:12])
@@ -140,7 +150,7 @@ class LocalStore:
             lock = -1
             try:
                 lock = os.open(new / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(lock)
                 os.rename(new, self._root / folder)
             except OSError as error:
                 if lock >= 0:
@@ -248,7 +258,8 @@ class LocalStore:
                 continue
             is_dead = kind[1] == "tmp" and folder not in self._locks and self._is_unlocked(folder)
             if is_dead or kind[1] == "gone" or (kind[1] == "old" and (self._root / kind[0] / MANIFEST).is_file()):
-                self._remove_folder(folder)
+                with suppress(PermissionError):  # another user's, which that user's next save removes
+                    self._remove_folder(folder)
 
     def _remove_folder(self, folder: str) -> None:
         kind = parse_temporary_name(folder)
@@ -290,6 +301,15 @@ class LocalStore:
             os.close(descriptor)
             raise CorruptCheckpoint(f"{path}: it is not a regular file")
         return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file; do nothing where files cannot be locked: there `LocalStore.remove_stale` keeps what it finds."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,8 +31,10 @@ def run(words: Sequence[str]) -> str:
     if target.resolve() == source.resolve():
         raise ConfigError(f"--out {options.out} is the notebook's own folder; the demo does not overwrite its source")
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob(f"{source.stem}-*.png"):
-        old.unlink()
+    is_picture = re.compile(rf"{re.escape(source.stem)}-[0-9]+\.png").fullmatch
+    for old in out.iterdir():
+        if is_picture(old.name):
+            old.unlink()
     started = time.monotonic()
     notebook, problem = _execute(source)
     seconds = time.monotonic() - started

@@ -48,12 +48,6 @@ def run(words: Sequence[str]) -> str:
         return job.plan() + "\n"
     for note in job.notes:
         print(f"note: {note}", file=sys.stderr)
-    if job.request.emit is not None:
-        return job.manifest()
-    if job.request.is_for_slurm:
-        batch = job.batch()
-        batch.write()
-        return f"wrote {batch.path}\nsubmitted job {batch.submit()}\n"
     ending = job.run()
     if ending.code:
         raise JobFailed(ending.code)

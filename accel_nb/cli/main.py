@@ -29,7 +29,7 @@ accel-nb estimate MODEL        the memory that training needs, and which strateg
 accel-nb export NB.ipynb FILE.py   convert a notebook to a script and a file of its options
 accel-nb launch TARGET [ARGS]  run a script, -m MODULE or a notebook as a job (--help lists its flags)
 accel-nb merge-weights SHARDS OUT   merge the shards that FSDP has saved into model.safetensors
-accel-nb runs list|show|compare|open   the runs recorded on this machine, and how they ended
+accel-nb runs list|show|compare|label|open   the runs recorded on this machine, and how they ended
 accel-nb test                  check training on this machine's devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 

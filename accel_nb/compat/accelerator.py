@@ -23,6 +23,7 @@ from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.accelerator.tracking.run_tracking import number_of
 from accel_nb.accelerator.training.join import override_even_batches
+from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.compat.arguments import accumulation_steps, add_defaults, is_set, precision_of, project_of
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.data.epochs import count_epochs, set_iteration
@@ -176,9 +177,10 @@ class Accelerator(OwnAccelerator):
 
     def _set_handlers(self, handlers: Sequence[Any]) -> None:
         """Set an attribute for each class of handlers: the given handler, or None."""
-        names = (*HANDLER_NAMES.values(), *REFUSED_HANDLERS)
-        by_class = {type(item).__name__: item for item in handlers}
-        vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in by_class.items()})
+        vars(self).update(dict.fromkeys((*HANDLER_NAMES.values(), *REFUSED_HANDLERS)))
+        for item in handlers:
+            known = [kind.__name__ for kind in type(item).__mro__ if kind.__name__ in HANDLER_NAMES]
+            vars(self).update({HANDLER_NAMES[name]: item for name in known[:1]})
 
     def _build_mesh(self) -> Any:
         """Return the device mesh of the parallelism config; None without one. Every rank must call.
@@ -526,13 +528,12 @@ class Accelerator(OwnAccelerator):
         """Save the state of the training; with automatic naming to ``checkpoints/checkpoint_N`` of the project folder.
 
         If every rank has a copy of the weights, only the main process saves, and the others need not call. Its random
-        states are saved; those of other ranks are derived when the checkpoint is loaded.
+        states are saved; those of other ranks are derived when the checkpoint is loaded. With automatic naming every
+        rank must call, and the oldest checkpoints beyond ``total_limit`` are removed once the new one is complete.
         """
-        folders = self._folders
+        folders, newest = self._folders, None
         if folders.is_automatic:
-            self.wait_for_everyone()
-            output_dir = folders.make_next(removes=self.is_main_process)
-            self.wait_for_everyone()
+            output_dir = newest = folders.next_folder()
         elif output_dir is None:
             raise ValueError("save_state needs output_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
         is_alone = not folders.is_automatic and options.get("blocking", True) and self._are_ranks_equal
@@ -541,6 +542,8 @@ class Accelerator(OwnAccelerator):
         else:
             found = os.fspath(output_dir) if is_alone else super().save_state(output_dir, safe_serialization, **options)
         self.project_configuration.iteration += 1
+        if newest is not None:
+            run_on_main(self._comm, lambda: folders.remove_oldest(newest))
         return found
 
     def load_state(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -553,7 +556,7 @@ class Accelerator(OwnAccelerator):
             input_dir = folders.newest()
         elif input_dir is None:
             raise ValueError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
-        elif not os.path.isdir(os.path.expanduser(input_dir)):
+        elif "://" not in os.fspath(input_dir) and not os.path.isdir(os.path.expanduser(input_dir)):
             raise ValueError(f"load_state: there is no folder {os.fspath(input_dir)!r}")
         report = super().load_state(input_dir, **options)
         for loader in self._dataloaders:

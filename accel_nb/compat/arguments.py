@@ -15,10 +15,10 @@ def project_of(given: ProjectConfiguration | None, project_dir: str | os.PathLik
     """Return the folders of the run, with ``project_dir`` unless ``given`` has one."""
     if given is None:
         return ProjectConfiguration(project_dir=project_dir)
+    if not isinstance(given, ProjectConfiguration):
+        given = ProjectConfiguration(**vars(given))
     if project_dir is not None and given.project_dir is None:
         given.set_directories(project_dir)
-    if not isinstance(given, ProjectConfiguration):
-        return ProjectConfiguration(**vars(given))
     return given
 
 

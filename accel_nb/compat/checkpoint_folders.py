@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
-from pathlib import Path
 
+from accel_nb.checkpoint.discovery import is_complete
+from accel_nb.checkpoint.store import Store
+from accel_nb.checkpoint.store_url import open_store
 from accel_nb.compat.plugins import ProjectConfiguration
 
 _NAME = re.compile(r"checkpoint_(\d+)")
 
 
 class CheckpointFolders:
-    """The folders of a project's checkpoints, by number."""
+    """The folders of a project's checkpoints, by number; the project is a folder or a URL."""
 
     def __init__(self, project: ProjectConfiguration) -> None:
         self._project = project
@@ -22,37 +24,45 @@ class CheckpointFolders:
         """Whether checkpoints are named automatically."""
         return self._project.automatic_checkpoint_naming
 
-    @property
-    def _parent(self) -> Path:
+    def _open(self) -> Store:
         if self._project.project_dir is None:
             raise ValueError("automatic_checkpoint_naming=True needs project_dir, the folder to keep checkpoints in")
-        return Path(self._project.project_dir) / "checkpoints"
+        return open_store(os.path.join(self._project.project_dir, "checkpoints"))
 
-    def _list_folders(self) -> list[Path]:
-        entries = [] if not self._parent.is_dir() else [path for path in self._parent.iterdir() if path.is_dir()]
-        numbered = [(int(match[1]), path) for path in entries if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(numbered)]
-
-    def newest(self) -> Path:
+    def newest(self) -> str:
         """Return the folder with the highest number; raises ValueError if there is none."""
-        found = self._list_folders()
+        store = self._open()
+        found = _list_names(store)
         if not found:
-            raise ValueError(f"there is no checkpoint in {self._parent}")
-        return found[-1]
+            raise ValueError(f"there is no checkpoint in {store.url}")
+        return f"{store.url}/{found[-1]}"
 
-    def make_next(self, *, removes: bool) -> Path:
-        """Return the next folder, which must not exist; with ``removes`` delete the oldest beyond the limit."""
-        limit = self._project.total_limit
-        found = self._list_folders()
-        folder = self._parent / f"checkpoint_{self._project.iteration}"
-        if folder.exists():
+    def next_folder(self) -> str:
+        """Return the folder of the next checkpoint; raises ValueError if it exists."""
+        store = self._open()
+        name = f"checkpoint_{self._project.iteration}"
+        if name in store.folders():
             raise ValueError(
-                f"{folder} exists: another run has written it. Set ProjectConfiguration(iteration=...) to "
+                f"{store.url}/{name} exists: another run has written it. Set ProjectConfiguration(iteration=...) to "
                 "the number after it, or give another project_dir"
             )
-        if removes and limit is not None and len(found) + 1 > limit:
-            for old in found[: len(found) + 1 - limit]:
-                shutil.rmtree(old)
-        if removes:
-            self._parent.mkdir(parents=True, exist_ok=True)
-        return folder
+        return f"{store.url}/{name}"
+
+    def remove_oldest(self, newest: str) -> None:
+        """Remove the oldest checkpoints beyond the limit; one process calls.
+
+        ``newest`` is the folder that was saved last, whatever its number. If it is still being written in the
+        background, it does not count.
+        """
+        if self._project.total_limit is None:
+            return
+        store, name = self._open(), newest.rpartition("/")[2]
+        others = [other for other in _list_names(store) if other != name]
+        num_kept = max(self._project.total_limit - is_complete(store, name), 0)
+        for other in others[: max(len(others) - num_kept, 0)]:
+            store.remove(other)
+
+
+def _list_names(store: Store) -> list[str]:
+    numbered = [(int(match[1]), name) for name in store.folders() if (match := _NAME.fullmatch(name))]
+    return [name for _, name in sorted(numbered)]

@@ -121,10 +121,7 @@ class ParallelismConfig:
     @property
     def total_size(self) -> int:
         """The number of processes of the mesh."""
-        count = 1
-        for size in self.sizes.values():
-            count *= size
-        return count
+        return math.prod(self.sizes.values())
 
     @property
     def active_mesh_dims(self) -> list[str]:
@@ -214,7 +211,7 @@ class ParallelismConfig:
     @property
     def non_data_parallel_size(self) -> int:
         """The number of processes that compute one share of the data together."""
-        return math.prod(size or 1 for size in (self.tp_size, self.cp_size, self.sp_size))
+        return math.prod(self.sizes[name] for name in ("pp", "tp", "cp", "sp"))
 
     def check_world(self, num_processes: int) -> None:
         """Raise an error if the mesh is not one of this many processes."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from accel_nb.accelerator.options import fsdp_plugin, plugins
 from accel_nb.accelerator.options.fsdp_plugin import PRECISIONS
-from accel_nb.compat.hf_utils import TextEnum
+from accel_nb.compat.hf_utils import TextEnum, parse_flag_from_env, str_to_bool
 from accel_nb.compat.models.model_parts import get_module_class_from_name
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import MisuseError
@@ -99,6 +99,10 @@ class TorchDynamoPlugin(plugins.TorchDynamoPlugin):
         self.backend = self.backend.lower() if isinstance(self.backend, str) else self.backend
         mode: Any = get_variable(f"{prefix}MODE", None)
         self.mode = self.mode or mode
+        for name in ("fullgraph", "dynamic", "use_regional_compilation"):
+            variable = f"{prefix}USE_{name.removeprefix('use_').upper()}"
+            if getattr(self, name) is None and get_variable(variable, ""):
+                setattr(self, name, parse_flag_from_env(variable))
 
 
 @dataclass
@@ -110,7 +114,7 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
             name = field.name.removeprefix("fsdp_")
             text = get_variable(f"FSDP_{_FSDP_VARIABLES.get(name, name).upper()}", "")
             if text and getattr(self, field.name) is None:
-                setattr(self, field.name, _read_text(text))
+                setattr(self, field.name, str_to_bool(text, True) if name in _FSDP_SWITCHES else _read_text(text))
         # Programs read these two to choose how they divide and save models themselves.
         is_second = self.fsdp_version == 2
         self.fsdp_version = self.fsdp_version or 2
@@ -196,8 +200,8 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
         expected = type(self._offload_policy(False))
         if not isinstance(self.cpu_offload, expected):
             raise ValueError(
-                f"`cpu_offload` must be `{expected.__name__}` of torch in FSDP{self.fsdp_version}, "
-                f"got {self.cpu_offload}"
+                f"cpu_offload is {self.cpu_offload!r}; with fsdp_version={self.fsdp_version} it is a "
+                f"{expected.__name__} of torch.distributed.fsdp: give one, or a boolean"
             )
 
     @property
@@ -279,6 +283,11 @@ def _class_of_layer(model: nn.Module, name: str) -> type[nn.Module]:
 
 _FSDP_VARIABLES = {"cpu_offload": "offload_params", "transformer_cls_names_to_wrap": "transformer_cls_to_wrap"}
 """Fields whose variable has another name."""
+
+_FSDP_SWITCHES = (
+    "activation_checkpointing", "cpu_offload", "cpu_ram_efficient_loading", "forward_prefetch", "limit_all_gathers",
+    "sync_module_states", "use_orig_params",
+)  # fmt: skip
 
 
 def _fsdp_enumerations() -> dict[str, Any]:

@@ -14,8 +14,10 @@ from accel_nb.compat.names.finder import install
 
 def main() -> None:
     """Run the script or the module that the command line names, with its arguments, as Python itself does."""
-    install()
     words = sys.argv[1:]
+    if words in ([], ["-m"]):
+        sys.exit("python -m accel_nb.compat.program needs a script, or -m and a module")
+    install()
     if words[:1] == ["-m"]:
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

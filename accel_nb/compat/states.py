@@ -147,9 +147,10 @@ class AcceleratorState(PartialState):
 
     def select_deepspeed_plugin(self, name: str) -> None:
         """Select the DeepSpeed plugin of the accelerators that are built next."""
+        chosen = self.deepspeed_plugins[name]  # first: with a name that is not there the selection stays
         for plugin in self.deepspeed_plugins.values():
             plugin._unselect()
-        self.deepspeed_plugins[name].select(_from_accelerator_state=True)
+        chosen.select(_from_accelerator_state=True)
 
     @property
     def is_fsdp2(self) -> bool:

@@ -283,8 +283,19 @@ def read_file(path: str | os.PathLike[str]) -> Layer:
         ConfigError: with one line for each problem, if the file cannot be read or an option is wrong.
     """
     values, places, problems = read_options(path)
-    resolve([Layer("file", values, os.fspath(path), places, problems)])
+    check_layer(Layer("file", values, os.fspath(path), places, problems))
     return Layer("file", values, os.fspath(path), places)
+
+
+def check_layer(layer: Layer) -> None:
+    """Raise ConfigError, with one line for each, for values of a layer that are wrong whatever other layers set.
+
+    Combinations are not checked: an option that one needs may be set by another layer.
+    """
+    problems: list[str] = []
+    _check_values(layer, problems)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
 
 
 def _add_file_layer(

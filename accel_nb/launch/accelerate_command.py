@@ -9,10 +9,8 @@ from typing import Any
 
 from accel_nb.errors import ConfigError
 from accel_nb.launch.job import LaunchJob
+from accel_nb.launch.rank_task import PROGRAM
 from accel_nb.launch.request import read_request, split_words
-
-PROGRAM = "accel_nb.compat.program"
-"""The module that the ranks run: it runs the script with accel_nb in accelerate's place."""
 
 
 class LaunchParser(argparse.ArgumentParser):
@@ -50,14 +48,14 @@ def launch_command(args: argparse.Namespace) -> None:
     words = [*args.flags, "-m", PROGRAM, *target, *args.training_script_args]
     try:
         job = LaunchJob.from_request(read_request(words))
+        if job.resolved.config.dry_run:
+            print(job.plan())
+            return
+        for note in job.notes:
+            print(f"note: {note}", file=sys.stderr)
+        ending = job.run()
     except ConfigError as error:
         sys.exit("\n".join(error.problems))
-    if job.resolved.config.dry_run:
-        print(job.plan())
-        return
-    for note in job.notes:
-        print(f"note: {note}", file=sys.stderr)
-    ending = job.run()
     if ending.code:
         sys.exit(ending.code)
 

@@ -14,7 +14,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.launch.kubeflow import train_job
 from accel_nb.launch.local_job import JobResult, LocalJob
 from accel_nb.launch.multi_node import agent_command, agent_variables, run_agent
-from accel_nb.launch.rank_task import RankTask, layers_to_send
+from accel_nb.launch.rank_task import PROGRAM, RankTask, layers_to_send
 from accel_nb.launch.request import LaunchRequest, Machines
 from accel_nb.launch.scheduler import SchedulerPosition, find_scheduler_position
 from accel_nb.launch.slurm import BatchFile, make_batch
@@ -38,6 +38,10 @@ _WITHOUT_EFFECT = {
     "ranks": "a script runs on every rank",
     "max_restarts": "restarts of a script are set by the launch: --max-restarts N",
 }
+
+
+_OF_LAUNCHER = ("timeout", "show_ranks", "notify.url", "notify.command", "notify.after")
+"""The options that the process that starts the ranks applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class LaunchJob:
             resolved.check_ranks(max(config.ranks) + 1)
         specs = () if _is_submitted_later(request) else _assign_workers(request, resolved, place)
         machines = request.machines
+        if place is not None:
+            _check_machines(place, machines)
         if place is not None and place.is_machine:
             machines = _find_machines(place, request)
         return cls(request, resolved, specs, machines, place)
@@ -81,13 +87,29 @@ class LaunchJob:
     @property
     def name(self) -> str:
         """The name of the run: the given one, or the target's."""
-        return self.resolved.config.name or Path(self.request.target.name).stem
+        target = self.request.target
+        words = target.args if target.name == PROGRAM else self._target_words()
+        return self.resolved.config.name or (words[1] if words[0] == "-m" else Path(words[0]).stem)
 
     @property
     def notes(self) -> list[str]:
         """One line for each given option that has no effect, and for each value of accelerate's file that has none."""
-        imported = self.request.imported
+        imported, given = self.request.imported, self.resolved.given
+        if self.scheduler is not None and self.scheduler.rank > 0:
+            return []  # the first process has them
         lines = [*(() if imported is None else imported.notes), *self.resolved.notes]
+        if self.request.emit is not None:
+            lines += [
+                f"{name} from {origin} is not in the manifest: give it as a flag"
+                for name, origin in self.resolved.origins.items()
+                if origin.layer == "environment"
+            ]
+        if self.scheduler is not None and self.scheduler.is_rank:
+            unused = [f"{name} from {self.resolved.origins[name]}" for name in _OF_LAUNCHER if name in given]
+            unused += ["--max-restarts"] if self.request.max_restarts else []
+            lines += [f"{name} has no effect: {self.scheduler.scheduler} starts and ends the ranks" for name in unused]
+        elif not self.machines.is_one and "show_ranks" in given:
+            lines.append(f"show_ranks from {self.resolved.origins['show_ranks']} has no effect: all ranks are shown")
         if self.request.target.kind != "notebook":
             lines += [
                 f"{name} from {self.resolved.origins[name]} has no effect: {_WITHOUT_EFFECT[name]}"
@@ -103,7 +125,7 @@ class LaunchJob:
         return RankTask(
             target.kind,
             target.name,
-            layers_to_send(self.resolved),
+            layers_to_send(self.resolved, notifies=target.kind == "notebook"),
             folder=None if folder is None else str(folder),
             out=out,
         )
@@ -136,7 +158,19 @@ class LaunchJob:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes if note not in self.resolved.notes)])
 
     def run(self) -> JobResult:
-        """Start the job and wait for its end. Does not return if this process becomes a rank."""
+        """Start the job and wait for its end, or print or submit it as requested.
+
+        Does not return if this process becomes a rank.
+        """
+        if self.request.emit is not None:
+            print(self.manifest(), end="")  # with its secrets, since it is applied as it is
+            return JobResult(0)
+        if self.request.is_for_slurm:
+            batch = self.batch()
+            batch.write()
+            print(f"wrote {batch.path}")
+            print(f"submitted job {batch.submit()}")
+            return JobResult(0)
         if self.scheduler is not None and self.scheduler.is_rank:
             self._become_rank(self.scheduler)
         recording = self._record()
@@ -250,8 +284,8 @@ class LaunchJob:
     def _become_rank(self, place: SchedulerPosition) -> None:
         address, port = place.address, place.port
         if self.request.machines.endpoint is not None:
-            address, _, text = self.request.machines.endpoint.rpartition(":")
-            port = int(text)
+            host, _, text = self.request.machines.endpoint.rpartition(":")
+            address, port = host.strip("[]"), int(text)
         if address is None:
             raise ConfigError(
                 f"{place.scheduler} provides no address of rank 0; set MASTER_ADDR to its machine, in every process"
@@ -294,4 +328,19 @@ def _find_machines(place: SchedulerPosition, request: LaunchRequest) -> Machines
     endpoint = request.machines.endpoint or (None if place.address is None else f"{place.address}:{place.port}")
     if endpoint is None:
         raise ConfigError(f"{place.scheduler} provides no address for its machines; give --nnodes and --rdzv-endpoint")
-    return Machines(str(place.size), place.rank, "c10d", endpoint, request.machines.id)
+    return Machines(str(place.size), place.rank, request.machines.backend, endpoint, request.machines.id)
+
+
+def _check_machines(place: SchedulerPosition, given: Machines) -> None:
+    """Raise `ConfigError` if flags name other machines than those on which a scheduler has started processes."""
+    low, _, high = given.nnodes.partition(":")
+    if not given.is_one and not int(low) <= place.num_machines <= int(high or low):
+        raise ConfigError(
+            f"--nnodes {given.nnodes}: {place.scheduler} has started processes on {place.num_machines} machines; give "
+            f"{place.num_machines}, or remove it"
+        )
+    if given.node_rank not in (None, place.machine):
+        raise ConfigError(
+            f"--node-rank {given.node_rank}: this is machine {place.machine} of those on which {place.scheduler} has "
+            "started processes; remove it"
+        )

@@ -63,7 +63,7 @@ class RankProcess:
 
     def failure_report(self) -> dict[str, Any] | None:
         """Return the rank's report of its failure, if there is one."""
-        lines = os.pread(self.report_file, 1024 * 1024, 0).splitlines()
+        lines = os.pread(self.report_file, os.fstat(self.report_file).st_size, 0).splitlines()
         with suppress(ValueError):
             if lines and "type" in (report := json.loads(lines[-1])):
                 return report

@@ -6,8 +6,8 @@ import base64
 import os
 import sys
 import types
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
 from IPython.core.displayhook import DisplayHook
@@ -20,14 +20,14 @@ from traitlets.config import Config
 from accel_nb.launch.target import read_bytes, read_notebook
 from accel_nb.notebook.magics import unload_ipython_extension
 
-Put = Callable[[dict[str, Any]], None]
-"""Stores one output of the running cell, in the notebook format."""
+Put = Callable[[dict[str, Any]], Any]
+"""Stores one output of the running cell, in the notebook format, and returns it as stored."""
 
 _MAY_RAISE = "raises-exception"
 
 
 def run_notebook(path: str, *, out: str | None = None) -> int:
-    """Run a notebook's cells until the last, or one that raises; return the exit code.
+    """Run a notebook's cells until the last, or one that raises or is interrupted; return the exit code.
 
     Output of cells is printed as text; a copy of the notebook at ``out`` has it in all MIME types.
     """
@@ -40,17 +40,22 @@ def run_notebook(path: str, *, out: str | None = None) -> int:
         cell.outputs, cell.execution_count = [], None
     failed = None
     try:
-        for number, cell in enumerate(cells, 1):
-            if not cell.source.strip():
-                continue
-            cell.execution_count = shell.execution_count
-            if not _run_cell(shell, cell) and _MAY_RAISE not in cell.metadata.get("tags", ()):
-                failed = number
-                break
+        with _storing_streams(shell):
+            for number, cell in enumerate(cells, 1):
+                if not cell.source.strip():
+                    continue
+                cell.execution_count = shell.execution_count
+                error = _run_cell(shell, cell)
+                may_raise = _MAY_RAISE in cell.metadata.get("tags", ()) and not isinstance(error, KeyboardInterrupt)
+                if error is not None and not may_raise:
+                    failed = number
+                    break
     finally:
-        if out is not None:
-            nbformat.write(notebook, out)
-        unload_ipython_extension(shell)
+        try:
+            if out is not None:
+                nbformat.write(notebook, out)
+        finally:
+            unload_ipython_extension(shell)
     if failed is not None:
         print(
             f"{os.path.basename(path)}: code cell {failed} of {len(cells)} raised; the ones after it did not run",
@@ -82,9 +87,9 @@ class _Publisher(DisplayPublisher):
         if update and displayed is not None:
             displayed.update(output)
         else:
-            self.put(output)
+            stored = self.put(output)
             if transient and transient.get("display_id"):
-                self.places[transient["display_id"]] = output
+                self.places[transient["display_id"]] = stored
         if text := data.get("text/plain"):
             _show(text)
 
@@ -130,17 +135,24 @@ class _Shell(InteractiveShell):
 
 
 class _Tee:
-    """A stream that forwards text, and stores it as the cell's output."""
+    """A stream that forwards text, and stores it as output of the cell that runs.
 
-    def __init__(self, stream: TextIO, name: str, put: Put) -> None:
+    One for all cells: what holds it, such as the handler of a logger, writes to it in later cells.
+    """
+
+    def __init__(self, stream: TextIO, name: str, shell: _Shell) -> None:
         self._stream = stream
         self._name = name
-        self._put = put
+        self._shell = shell
 
     def write(self, text: str) -> int:
         if text:
-            self._put({"output_type": "stream", "name": self._name, "text": text})
+            self._shell.put({"output_type": "stream", "name": self._name, "text": text})
         return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -161,35 +173,36 @@ def _make_shell() -> _Shell:
     return _Shell.instance(config=config, user_module=main, user_ns=main.__dict__)
 
 
-def _run_cell(shell: _Shell, cell: Any) -> bool:
-    """Run a cell and store its outputs in it; return whether it succeeded."""
+@contextmanager
+def _storing_streams(shell: _Shell) -> Iterator[None]:
+    """Store what is printed inside of the block."""
+    with ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            stack.callback(setattr, sys, name, stream)
+            setattr(sys, name, _Tee(stream, name, shell))
+        yield
 
-    def put(output: dict[str, Any]) -> None:
+
+def _run_cell(shell: _Shell, cell: Any) -> BaseException | None:
+    """Run a cell and store its outputs in it; return the error that has ended it."""
+    import nbformat
+
+    def put(output: dict[str, Any]) -> Any:
         last = cell.outputs[-1] if cell.outputs else None
         if output["output_type"] == "stream" and last is not None and last.get("name") == output["name"]:
             last["text"] += output["text"]
         else:
-            cell.outputs.append(output)
+            cell.outputs.append(nbformat.from_dict(output))
+        return cell.outputs[-1]
 
     display_pub: Any = shell.display_pub
     hook: Any = shell.displayhook
     shell.put = hook.put = display_pub.put = put
     display_pub.places = {}
-    with ExitStack() as stack:
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            stack.callback(setattr, sys, name, stream)
-            setattr(sys, name, _Tee(stream, name, put))
-        result = shell.run_cell(cell.source, store_history=True)
+    result = shell.run_cell(cell.source, store_history=True)
     sys.stdout.flush()
-    cell.outputs = [_from_dict(output) for output in cell.outputs]
-    return bool(result.success)
-
-
-def _from_dict(output: dict[str, Any]) -> Any:
-    import nbformat
-
-    return nbformat.from_dict(output)
+    return result.error_before_exec or result.error_in_exec
 
 
 def _json_ready(data: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The program of each rank's process: runs the unchanged script or module with the options of the launch.
 
 Run as ``python -m accel_nb.launch.rank TASK [ARGUMENT...]``. At SIGTERM a script with a folder for checkpoints saves
-and stops at the end of its step; without one, or if it runs no steps, KeyboardInterrupt is raised.
+and stops at the end of its step; without one, or if it runs no steps, KeyboardInterrupt is raised. So it is in the cell
+of a notebook, whose outputs are then written.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import Any
@@ -84,11 +86,12 @@ class RankProgram:
         name = self._task.name
         sys.argv = [name, *self._args]
         sys.path[0] = os.getcwd() if self._task.kind == "module" else os.path.dirname(os.path.abspath(name))
+        signal.signal(signal.SIGTERM, self._finish)
+        _reset_in_forked_processes(self._finish)
         if self._task.kind == "notebook":
             from accel_nb.launch.notebook import run_notebook
 
             return run_notebook(name, out=self._task.out)
-        signal.signal(signal.SIGTERM, self._finish)
         try:
             if self._task.kind == "module":
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -122,6 +125,27 @@ class RankProgram:
             record_failure(error)
         head = "" if self._world is None else f"rank {self._world.rank} of {self._world.size} raised:\n"
         print(f"{head}{text}", end="", file=sys.stderr, flush=True)
+
+
+def _reset_in_forked_processes(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Make SIGTERM end the processes that the target forks, if they have inherited the handler.
+
+    Python discards signals that arrive between the fork and its own code after it: SIGTERM is blocked meanwhile.
+    """
+    before = threading.local()
+
+    def block() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def reset() -> None:
+        if signal.getsignal(signal.SIGTERM) == handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
 
 
 def _exit_code(end: SystemExit) -> int:

@@ -14,6 +14,9 @@ VERSION = 1
 MODULE = "accel_nb.launch.rank"
 """The module that a rank's process runs."""
 
+PROGRAM = "accel_nb.compat.program"
+"""The module that runs a script, or ``-m`` and a module, with accel_nb in accelerate's place."""
+
 FINISHING = b"finishing\n"
 """The text that a rank writes to its report when it will end its step, save and stop."""
 
@@ -70,11 +73,19 @@ class RankTask:
             raise ConfigError(f"a rank was given a damaged task: {error}; start it with accel-nb launch") from None
 
 
-def layers_to_send(resolved: Resolved) -> tuple[Layer, ...]:
-    """Return the layers for the ranks; a file of options has been read, so its path is left out."""
+def layers_to_send(resolved: Resolved, *, notifies: bool) -> tuple[Layer, ...]:
+    """Return the layers for the ranks; a file of options has been read, so its path is left out.
+
+    ``notifies``: the ranks notify of the ends of runs themselves. Else they do not get the URL for that, which may be
+    secret: any user of the machine can read the words that a process was started with.
+    """
     sent: list[Layer] = []
     for layer in resolved.layers:
-        values: dict[str, Any] = {name: value for name, value in layer.values.items() if name != "config"}
+        values: dict[str, Any] = {
+            name: value
+            for name, value in layer.values.items()
+            if name != "config" and (notifies or not name.startswith("notify."))
+        }
         if values:
             places = {name: layer.places[name] for name in values if name in layer.places}
             sent.append(Layer(layer.name, values, layer.source, places))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
+from accel_nb.config import OPTIONS, Layer, check_layer, parse_flags
 from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.errors import ConfigError
 from accel_nb.launch.accelerate_file import ImportedFile, read_accelerate_file
@@ -95,7 +95,7 @@ def read_request(words: Sequence[str]) -> LaunchRequest:
     schema_words, own, rest, problems = _split(words)
     flags = parse_flags(schema_words, SOURCE)
     try:
-        resolve([flags], read=lambda path: Layer("file", {}, path))
+        check_layer(flags)
     except ConfigError as error:
         problems += error.problems
     reader = _FlagReader(own, problems)
@@ -223,6 +223,7 @@ class _FlagReader:
         return value
 
     def machines(self) -> Machines:
+        num_problems = len(self._problems)
         nnodes = self.word("--nnodes", re.compile(r"[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?"), "a number, or MIN:MAX")
         low, _, high = (nnodes or "1").partition(":")
         if high and int(high) < int(low):
@@ -235,9 +236,26 @@ class _FlagReader:
         name = self.word("--rdzv-id", _WORD, "up to 128 letters, digits, dots, dashes and underscores")
         if node_rank is not None and node_rank >= int(high or low):
             self._problems.append(f"--node-rank {node_rank} is outside of --nnodes {nnodes or 1}; ranks start at 0")
-        if backend == "static" and (node_rank is None or high):
+        if backend == "static" and low != "1" and (node_rank is None or high):
             self._problems.append("--rdzv-backend static needs --node-rank, and a fixed number of --nnodes")
+        if len(self._problems) == num_problems:
+            self._check_rendezvous(is_one=(high or low) == "1")
         return Machines(nnodes or "1", node_rank, backend or "c10d", endpoint, name or "none")
+
+    def _check_rendezvous(self, *, is_one: bool) -> None:
+        """Record a problem for flags of a rendezvous that have no effect."""
+        given = [
+            name for name in ("--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id") if name in self._own
+        ]
+        if is_one and "--nnodes" in self._own and self._own.get("--node-rank") == ["0"]:
+            given.remove("--node-rank")  # true, and what scripts for any number of machines pass
+        if not given:
+            return
+        if "--slurm" in self._own or "--emit" in self._own:
+            self._problems.append(f"a scheduler connects its machines itself; remove {' and '.join(given)}")
+        elif is_one:
+            have = "has" if len(given) == 1 else "have"
+            self._problems.append(f"{' and '.join(given)} {have} no effect on one machine; give --nnodes N too")
 
     def sbatch(self) -> tuple[tuple[str, str], ...]:
         pairs: list[tuple[str, str]] = []
@@ -268,14 +286,6 @@ def _find_conflicts(request: LaunchRequest) -> list[str]:
         problems.append(f"--nnodes {machines.nnodes}: a scheduler starts a fixed number of machines; give one number")
     if not machines.is_one and machines.endpoint is None and not is_submitted_later:
         problems.append("--nnodes needs --rdzv-endpoint HOST:PORT, which all machines connect to: the first one's name")
-    if (
-        machines.is_one
-        and not is_submitted_later
-        and (machines.endpoint or machines.id != "none" or machines.node_rank)
-    ):
-        problems.append("--rdzv-endpoint, --rdzv-id and --node-rank have no effect on one machine; give --nnodes too")
-    if is_submitted_later and (machines.endpoint or machines.node_rank is not None):
-        problems.append("a scheduler connects its machines itself; remove --rdzv-endpoint and --node-rank")
     if is_for_slurm and emit:
         problems.append("--slurm and --emit: only one of the two can be given; remove one")
     if request.sbatch and not is_for_slurm:

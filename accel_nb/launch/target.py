@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from typing import Any
 
-from accel_nb.config import Layer, resolve
+from accel_nb.config import Layer, check_layer
 from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.errors import ConfigError
 from accel_nb.launch.rank_task import Target
@@ -72,7 +72,7 @@ def stored_options(notebook: Any, path: str) -> Layer | None:
     if not isinstance(options, dict):
         raise ConfigError(f"{source}: {METADATA}.options is not a table of options; correct or remove it")
     layer = Layer("notebook", json.loads(json.dumps(options)), source)
-    resolve([layer])
+    check_layer(layer)
     return layer
 
 
@@ -107,6 +107,9 @@ def _check_module(name: str) -> None:
     places: Any = [os.getcwd(), *sys.path[1:]]
     for index, part in enumerate(parts):
         spec = PathFinder.find_spec(".".join(parts[: index + 1]), places)
+        if spec is None and index == 0:  # as packages that are installed editable
+            found = (find(part, None) for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
+            spec = next(filter(None, found), None)
         if spec is None:
             where = "here or among the installed packages" if index == 0 else f"in {'.'.join(parts[:index])}"
             raise ConfigError(f"-m {name}: there is no module {part} {where}; correct the name")

@@ -18,7 +18,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from accel_nb.config import Layer, Resolved, environment_layer
-from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
+from accel_nb.errors import GROUPS, ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.error_translation import is_option_timeout
@@ -114,7 +114,8 @@ def notebook_launcher(
         ConfigError: for arguments that are not allowed. It names all of them, and nothing has started.
     """
     _refuse_in_worker("notebook_launcher")
-    problems = _find_problems(function, use_port, node_rank, num_nodes, rdzv_backend, rdzv_conf, max_restarts)
+    problems = _find_call_problems(function, args)
+    problems += _find_problems(use_port, node_rank, num_nodes, rdzv_backend, rdzv_conf, max_restarts)
     problems += _find_format_problems(monitor_interval, rdzv_endpoint, log_line_prefix_template)
     if problems:
         raise ConfigError(problems)
@@ -146,7 +147,7 @@ def notebook_launcher(
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any]:
     """Run ``function(*args)`` on CPU workers, even if there are GPUs. Returns and raises as `notebook_launcher`."""
     _refuse_in_worker("debug_launcher")
-    if problems := _find_problems(function, "0", 0, 1, "static", None, 0):
+    if problems := _find_call_problems(function, args):
         raise ConfigError(problems)
     name = getattr(function, "__name__", type(function).__name__)
     call = FunctionCall(functools.partial(function, *args), name, variables={"MASTER_PORT": str(_choose_port(0))})
@@ -234,9 +235,9 @@ def _concurrent_session(main: Session, specs: Sequence[WorkerSpec], first: int) 
 
 
 def _set_remote_traceback(error: BaseException) -> None:
-    """Set the worker's traceback as the error's cause outside a notebook; a notebook shows it by itself."""
+    """Set the worker's traceback as the error's cause where it is not shown: outside a notebook, and of groups."""
     render = vars(error).get("_render_traceback_")
-    if render is not None and get_ipython() is None:
+    if render is not None and (get_ipython() is None or isinstance(error, GROUPS)):
         error.__cause__ = PoolError("\n" + _ANSI.sub("", "\n".join(render())))
 
 
@@ -254,8 +255,19 @@ def _refuse_in_worker(name: str) -> None:
         )
 
 
+def _find_call_problems(function: Any, args: Any) -> list[str]:
+    problems: list[str] = []
+    if not callable(function):
+        problems.append(f"function is {function!r}, which cannot be called; give the function itself")
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        problems.append(
+            f"args is a {type(args).__name__}: give a tuple or list of the function's arguments, one of them as "
+            "args=(value,)"
+        )
+    return problems
+
+
 def _find_problems(
-    function: Any,
     use_port: Any,
     node_rank: Any,
     num_nodes: Any,
@@ -264,8 +276,6 @@ def _find_problems(
     max_restarts: Any,
 ) -> list[str]:
     problems: list[str] = []
-    if not callable(function):
-        problems.append(f"function is {function!r}, which cannot be called; give the function itself")
     if str(use_port) != "None" and not (str(use_port).isdecimal() and int(use_port) < 65536):
         problems.append(f"use_port={use_port!r}: give a port from 1 to 65535, or None for a free one")
     if num_nodes != 1 or node_rank != 0:

@@ -27,7 +27,7 @@ from accel_nb.config import (
     without_overridden,
 )
 from accel_nb.config.engine_section import ENGINES
-from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
+from accel_nb.errors import GROUPS, AccelNbError, CellSyntaxError, ConfigError, PoolError, error_text
 from accel_nb.notebook.cells.outputs import KEPT_NAMES
 from accel_nb.notebook.cells.own_magics import replace_magics
 from accel_nb.notebook.cells.run_magic import insert_scripts
@@ -113,11 +113,16 @@ class AccelerateMagics(Magics):
             if "_render_traceback_" not in vars(error):  # an error of a worker already has its traceback
                 with_traceback(error, [redact(f"{type(error).__name__}: {error}")])
             raise
-        except SyntaxError as error:  # IPython ignores _render_traceback_ of a SyntaxError
+        except (SyntaxError, *GROUPS) as error:  # IPython ignores _render_traceback_ of these
             if (render := getattr(error, "_render_traceback_", None)) is None:
                 raise
-            raise with_traceback(CellSyntaxError(str(error)), render()) from None
-        return None
+            text = error_text(error)
+            is_group = isinstance(error, GROUPS)
+            shown = PoolError(f"{type(error).__name__}: {text}") if is_group else CellSyntaxError(text)
+            with_traceback(shown, render())
+        else:
+            return None
+        raise shown  # not in the handler, since IPython also looks for groups in what an error followed
 
     def apply_background_results(self, info: object) -> None:
         """Apply the results of a background run before each cell."""
@@ -156,14 +161,14 @@ class AccelerateMagics(Magics):
         """Parse the cell; the magic's line becomes a comment, so that line numbers are the notebook's."""
         number = self._shell.displayhook.prompt_count  # IPython 9 increments execution_count before it runs a cell
         name = f"<accelerate cell {number}>"
-        source = ""
+        source, flags = "", 0
         try:
-            source = insert_scripts(f"# %%accelerate {line}\n" + self._shell.transform_cell(text))
-            source = replace_magics(source, self._shell, self._shell.user_ns)
-            tree = ast.parse(source, filename=name)
-            with warnings.catch_warnings():  # the workers give them
+            with warnings.catch_warnings():  # the workers give those of the compiler
                 warnings.simplefilter("ignore")
-                compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+                source, flags = insert_scripts(f"# %%accelerate {line}\n" + self._shell.transform_cell(text))
+                source = replace_magics(source, self._shell, self._shell.user_ns)
+                tree = ast.parse(source, filename=name)
+                compile(tree, name, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except SyntaxError as error:
             number_of_line = error.lineno or 0
             if not source:  # IPython's tokenizer has not seen the magic's line
@@ -172,7 +177,7 @@ class AccelerateMagics(Magics):
                 error.text = "".join(source.splitlines()[number_of_line - 1 : number_of_line])
             lines = self._shell.SyntaxTB.structured_traceback(type(error), error, [])
             raise with_traceback(CellSyntaxError(str(error)), lines) from None
-        return Cell(source, tree, number)
+        return Cell(source, tree, number, flags=flags)
 
     def _resolve(self, line: str, source: str) -> Resolved:
         """Resolve the options of a line. The last result is cached, since cells mostly have the same line."""

@@ -99,6 +99,8 @@ class RunRequest:
     """Whether the kernel's random states are among the payloads."""
     is_partial: bool = False
     """Whether the cell runs on some ranks only."""
+    first_rank: int = 0
+    """The lowest of the ranks that run the cell."""
     has_lost_ranks: bool = False
     """Whether ranks were replaced since the last cell."""
     is_idle: bool = False

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import stat
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,21 +48,28 @@ class Channel:
         """Return the descriptor, for selectors."""
         return self._socket.fileno()
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send one message; block while the queue is full. Raise OSError if the other end is closed."""
+    def send(self, message: Message, descriptors: Sequence[int] = (), *, waits: bool = True) -> None:
+        """Send one message; while the queue is full, block, or without ``waits`` raise BlockingIOError.
+
+        Raise ConnectionError if the other end is closed, ChannelError if the message is over the limit.
+        """
         body = json.dumps(message, separators=(",", ":"), allow_nan=True).encode()
         if len(body) > MAX_MESSAGE:
             raise ChannelError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE}")
         if len(body) <= MAX_PACKET:
-            socket.send_fds(self._socket, [b"i" + body], list(descriptors))
+            self._send_packet(b"i" + body, descriptors, waits=waits)
             return
         spill = os.memfd_create("accel_nb_message", os.MFD_CLOEXEC)
         try:
             with os.fdopen(spill, "wb", closefd=False) as file:
                 file.write(body)
-            socket.send_fds(self._socket, [b"s"], [spill, *descriptors])
+            self._send_packet(b"s", [spill, *descriptors], waits=waits)
         finally:
             os.close(spill)
+
+    def _send_packet(self, packet: bytes, descriptors: Sequence[int], *, waits: bool) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+        self._socket.sendmsg([packet], rights, 0 if waits else socket.MSG_DONTWAIT)
 
     def receive(self) -> tuple[Message, list[int]]:
         """Wait for one message and its descriptors, which the caller closes; raise EOFError after the last."""

@@ -15,12 +15,12 @@ _PACKAGES = ("accel_nb", "torch", "numpy")
 
 
 def environment_facts() -> dict[str, Any]:
-    """Return versions of Python, system and packages, the machine's name and the working folder."""
+    """Return versions of Python, system and packages, the machine's name and the working folder, if it exists."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.node(),
-        "folder": os.getcwd(),
+        "folder": _folder(),
         "executable": sys.executable,
         "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
     }
@@ -45,6 +45,13 @@ def git_facts(timeout_s: float = GIT_TIMEOUT_S) -> Mapping[str, Any] | None:
     facts = dict(heads)
     changed = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
     return {"commit": facts.get("branch.oid"), "branch": facts.get("branch.head"), "num_changed": len(changed)}
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return ""
 
 
 def _version(name: str) -> str | None:

@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 
 from accel_nb.config.sections import NotifyOptions
 from accel_nb.runs.record import Outcome
@@ -73,7 +74,7 @@ def _send(end: RunEnd, options: NotifyOptions) -> None:
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S):
                 pass
-        except (OSError, ValueError) as error:  # URLError is an OSError; the URL may hold a token
+        except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError; the URL may hold a token
             logger.warning("notify.url: the notification was not sent: %s", redact(str(error)))
     if options.command is not None:
         try:

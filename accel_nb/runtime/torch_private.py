@@ -185,12 +185,16 @@ PRIVATE_USES = (
         (
             "runtime/distributed/sharded.py",
             "strategies/pipeline/chain_probe.py",
+            "strategies/pipeline/pipeline.py",
             "strategies/pipeline/stage_plan.py",
+            "strategies/pipeline/undone_calls.py",
         ),
         (
+            "Module._buffers",
             "Tensor._version",
             "torch.distributed.tensor.placement_types._StridedShard",
             "torch.nn.modules.batchnorm._BatchNorm",
+            "torch.utils._python_dispatch._disable_current_modes",
         ),
     ),
     PrivateUse(
@@ -285,6 +289,7 @@ PRIVATE_USES = (
         "hooks",
         (
             "accelerator/plain_cells/detection/model_hooks.py",
+            "accelerator/model_division/model_structure.py",
             "pool/sync/objects/user_hooks.py",
             "strategies/deepspeed/inner_optimizer.py",
         ),
@@ -401,6 +406,7 @@ PRIVATE_USES = (
         "model_division",
         (
             "accelerator/model_division/divided_calls.py",
+            "accelerator/model_division/model_structure.py",
             "accelerator/model_division/module_state.py",
             "accelerator/model_division/tensor_writes.py",
             "accelerator/model_division/random_reads.py",
@@ -493,10 +499,9 @@ PRIVATE_USES = (
     PrivateUse(
         "tensor.version",
         (
-            "bigmodel/offload/sequential_offload.py",
             "bigmodel/offload/weight_prefetch.py",
             "runtime/tensors/versions.py",
-            "strategies/ddp/local_gradients.py",
+            "strategies/local_gradients.py",
         ),
         ("Tensor._version",),
     ),
@@ -561,7 +566,7 @@ PRIVATE_USES = (
     PrivateUse(
         "settings",
         ("notebook/session/process_settings.py",),
-        ("torch._tensor_str.PRINT_OPTS", "Distribution._validate_args"),
+        ("torch._tensor_str.PRINT_OPTS", "torch.hub._hub_dir", "Distribution._validate_args"),
     ),
     PrivateUse(
         "changes",

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+
+from accel_nb.runtime.process.user_code import is_user_module
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""The attributes of a module with the hooks on its calls."""
+_OWN = ("accel_nb.", "torch.distributed.fsdp.")
 
 
 def chain_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -25,9 +32,36 @@ def with_chain_input(
     return args, {**kwargs, name: value}
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module, or one inside of it, has hooks, which could read or change its values."""
-    return any(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-        for part in module.modules()
-    )
+class CallHooks:
+    """The hooks on calls of some modules, which could read or change values, without those of wrappers.
+
+    Those of the library of a module's class, with which it collects its results, count if ``counts_library`` is set.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], *, counts_library: bool = False) -> None:
+        modules = list(modules)
+        self._held = [getattr(part, name) for part in modules for name in HOOKS]
+        names = () if counts_library else {type(part).__module__ for part in modules}
+        self._libraries = tuple(
+            f"{name.partition('.')[0]}." for name in names if not (is_user_module(name) or name.startswith("torch."))
+        )
+
+    def exist(self) -> bool:
+        """Return whether there are hooks now."""
+        return any(self._held) and any(self._counts(hook) for hooks in self._held for hook in hooks.values())
+
+    def _counts(self, hook: Any) -> bool:
+        while isinstance(hook, functools.partial):
+            hook = hook.func
+        return not str(getattr(hook, "__module__", "")).startswith((*_OWN, *self._libraries))
+
+
+def inside(module: nn.Module) -> list[nn.Module]:
+    """Return the modules inside of a module."""
+    return [part for part in module.modules() if part is not module]
+
+
+LATE_HOOK = (
+    "a hook was registered inside of a {kind} after this was divided among workers, and would get parts of values: "
+    "register hooks before the first cell that trains the model, or train with --{option} 1"
+)

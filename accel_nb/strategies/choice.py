@@ -18,7 +18,7 @@ AUTO = "auto"
 def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Strategy]:
     """Return the strategy class to run with in this world.
 
-    ``auto`` chooses the strategy of the highest ``rank`` among those that can run. Raises `ConfigError` if the
+    ``auto`` chooses the strategy of the highest ``priority`` among those that can run. Raises `ConfigError` if the
     requested strategy, or with ``auto`` every strategy, cannot run.
     """
     if requested != AUTO:

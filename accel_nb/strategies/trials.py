@@ -1,19 +1,24 @@
-"""Trials of a division: threads in place of ranks, and the comparison of results.
+"""Trials of a division: copies of a module, threads in place of ranks, and the comparison of results.
 
 A trial needs no other rank, and leaves none waiting.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from accel_nb.strategies.block_calls import HOOKS
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
+_SEED = 1
 
 
 class TrialFailed(Exception):
@@ -47,6 +52,47 @@ class ThreadCommunicator:
         found = list(self._values)
         self._barrier.wait(_TIMEOUT_S)
         return found
+
+
+def copy_without_hooks(
+    module: nn.Module,
+    of_parameter: Callable[[Tensor], Tensor] = lambda value: value.to("cpu", copy=True),
+    of_buffer: Callable[[Tensor], Tensor] = lambda value: value.to("cpu", copy=True),
+) -> nn.Module:
+    """Return a copy of a module without the hooks on its calls, which are code of the user.
+
+    Two functions return the tensors of the copy's parameters and buffers, in other memory.
+    """
+    made: dict[int, Any] = {id(getattr(part, name)): OrderedDict() for part in module.modules() for name in HOOKS}
+    for value in module.parameters():
+        copied = of_parameter(value.detach())
+        made[id(value)] = nn.Parameter(copied, value.is_floating_point() or value.is_complex())
+    made |= {id(value): of_buffer(value.detach()) for value in module.buffers()}
+    return copy.deepcopy(module, made)
+
+
+def random_copy(
+    module: nn.Module, dtype: torch.dtype, select: Callable[[Tensor], Tensor] = lambda value: value
+) -> nn.Module:
+    """Return a copy on the CPU with random weights, as weights of zero would hide errors; all require a gradient.
+
+    ``select`` returns the part of a parameter that the copy has. Floats get ``dtype``.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+
+    def convert(value: Tensor) -> Tensor:
+        if value.is_complex():
+            return value.to("cpu", dtype.to_complex(), copy=True)
+        return value.to("cpu", dtype if value.is_floating_point() else None, copy=True)
+
+    def vary(value: Tensor) -> Tensor:
+        value = convert(select(value))
+        if value.is_floating_point() or value.is_complex():
+            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype, device="cpu")
+            value.add_(noise, alpha=max(value.shape[-1], 1) ** -0.5 if value.dim() > 1 else 0.3)
+        return value
+
+    return copy_without_hooks(module, vary, convert)
 
 
 def run_threads(size: int, compute: Callable[[int, ThreadCommunicator], T]) -> list[T]:

@@ -150,7 +150,7 @@ class CheckpointSaved:
 class ControlApplied:
     """A control action of the user was carried out while the cell ran; ``text`` describes it."""
 
-    kind: ClassVar[str] = "steered"
+    kind: ClassVar[str] = "control"
     rank: int
     step: int
     time: float

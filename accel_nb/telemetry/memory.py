@@ -102,6 +102,10 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
         if not device_type(tensor.device).has_addresses:
             storages[id(tensor)] = tensor.nbytes
             continue
+        local = local_shard(tensor)
+        if (flatten := getattr(local, "__tensor_flatten__", None)) is not None:  # a subclass that consists of tensors
+            storages[id(tensor)] = storage_bytes([getattr(local, name) for name in flatten()[0]])
+            continue
         if tensor.layout is torch.sparse_coo:  # for example gradients of embeddings; consists of two tensors
             storages[id(tensor)] = tensor._indices().nbytes + tensor._values().nbytes
             continue
@@ -111,6 +115,9 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
         if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
             storages[id(tensor)] = sum(x.nbytes for x in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
             continue
-        storage = local_shard(tensor).untyped_storage()
-        storages[storage.data_ptr(), tensor.device] = storage.nbytes()
+        storage = local.untyped_storage()
+        try:
+            storages[storage.data_ptr(), tensor.device] = storage.nbytes()
+        except RuntimeError:  # a subclass without memory of its own
+            storages[id(tensor)] = tensor.nbytes
     return sum(storages.values())

@@ -50,7 +50,7 @@ class TimeMeter:
                 computing = min(max(0.0, ran - self._read_cpu_s), rest)
                 # A thread waits for a processor where it runs: reading has its part of this time.
                 queued = (queued_s - self._queued_s) * (1 - min(1.0, self._read_cpu_s / ran))
-                queued = min(queued, rest - computing)
+                queued = max(0.0, min(queued, rest - computing))  # below 0 if another thread was measured before
             blocked = max(0.0, rest - computing - queued)
             self._sink.emit(TimeUsed(self._rank, step, time.time(), read, computing, blocked, queued))
         self._load.sample(now, step)

@@ -232,13 +232,12 @@ class SidebarComm:
                     return
             try:
                 message = self._describe().message()
-            except Exception as error:  # a state that cannot be read now may be readable later
+                for comm in [self._comms[name] for name in receivers if name in self._comms]:
+                    comm.send(message)
+            except Exception as error:  # a state that cannot be read or sent now may be so later
                 if (problem := f"{type(error).__name__}: {error}") != self._problem:
                     self._problem = problem
                     logger.exception("the sidebar shows an earlier state")
-                continue
-            for comm in [self._comms[name] for name in receivers if name in self._comms]:
-                comm.send(message)
 
 
 def comm_class(manager: Any) -> Callable[..., Any]:

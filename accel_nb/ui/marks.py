@@ -13,7 +13,7 @@ MAX_MARKS = 200
 MAX_CHECKPOINT_MARKS = 64
 """At this number every second checkpoint mark is dropped, so that marks of failures still fit into `MAX_MARKS`."""
 
-MarkKind = Literal["nan", "skipped", "restart", "failed", "interrupted", "checkpoint", "steered", "begins"]
+MarkKind = Literal["nan", "skipped", "restart", "failed", "interrupted", "checkpoint", "control", "begins"]
 
 
 @dataclass(frozen=True, slots=True)

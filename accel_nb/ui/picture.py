@@ -35,7 +35,7 @@ MARK_COLORS = {
     "failed": "#d55e00",
     "interrupted": "#8c6bb1",
     "checkpoint": "#009e73",
-    "steered": "#0072b2",
+    "control": "#0072b2",
     "begins": "#7f7f7f",
 }
 STATUS_COLORS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "interrupted": "#8c6bb1"}

@@ -17,8 +17,10 @@ MAX_RUNS = 5
 MAX_POINTS = 2000
 """Maximum number of rows kept of each curve: two for each pixel of a wide chart."""
 
+MAX_KEPT_RUNS = 100
+"""Maximum number of ended runs that are kept with all rows."""
 MAX_KEPT_BYTES = 256_000_000
-"""Limit of the size of ended runs that are kept with all rows."""
+"""Limit of their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class EarlierRuns:
         self._numbers = itertools.count(1)
         self._runs: deque[EarlierRun] = deque(maxlen=MAX_RUNS + 1)
         # Ended runs with all their rows, for answers to their panels' queries.
-        self._states: deque[PanelState] = deque()
+        self._states: deque[PanelState] = deque(maxlen=MAX_KEPT_RUNS)
 
     def begin(self) -> int:
         """Return the number of a new run."""

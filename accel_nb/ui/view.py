@@ -272,7 +272,7 @@ class PanelState:
         elif isinstance(event, CheckpointSaved):
             self._fold_checkpoint(event, progress)
         elif isinstance(event, ControlApplied):
-            self.marks.add(float(event.step) + progress.offset, "steered", event.rank, str(event.text))
+            self.marks.add(float(event.step) + progress.offset, "control", event.rank, str(event.text))
         elif isinstance(event, EpochBegan):
             numbers = int(event.step), int(event.epoch), max(0, int(event.num_steps))
             self._progress.begin_epoch(int(event.loader), *numbers, num_losses=len(self.loss_names))

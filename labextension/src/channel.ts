@@ -12,6 +12,7 @@ const COMM_TARGET = 'accel_nb.sidebar';
 const RENEW_MS = 20_000;
 const MAX_PRINTED = 1 << 20;
 const MAX_TRIES = 3;
+const KERNEL_ENDED = 'the kernel was restarted or has ended';
 
 /** The state of the connection to the extension in the kernel. */
 export type ChannelState =
@@ -124,7 +125,14 @@ export class SidebarChannel {
           printed = (printed + message.content.text).slice(0, MAX_PRINTED);
         }
       };
-      const { content } = await future.done;
+      // Rejected if the kernel restarts or ends first.
+      const content = await future.done.then(
+        reply => reply.content,
+        () => null
+      );
+      if (content === null) {
+        return { ok: false, error: KERNEL_ENDED };
+      }
       if (content.status === 'ok') {
         return { ok: true, printed };
       }
@@ -195,6 +203,9 @@ export class SidebarChannel {
       this.releaseComm();
       this.set({ kind: 'connecting' });
       this.isRestarting = true;
+    } else if (status === 'dead') {
+      this.releaseComm();
+      this.set({ kind: 'no-kernel' });
     } else if (status === 'idle' && this.isRestarting) {
       this.isRestarting = false;
       this.connect();

@@ -21,18 +21,18 @@ function append(target: ColumnTable, ...rows: number[][]): void {
 }
 
 describe('marks', () => {
-  it('say what happened', () => {
+  it('have a text for each kind', () => {
     const mark = { x: 3, rank: 1, text: 'ValueError' };
     expect(markText({ ...mark, kind: 'failed' })).toBe('rank 1 failed: ValueError');
     expect(markText({ ...mark, kind: 'nan' })).toBe('loss not finite');
-    expect(markText({ ...mark, kind: 'steered', text: 'learning rate 0.1 -> 0.05' })).toBe(
+    expect(markText({ ...mark, kind: 'control', text: 'learning rate 0.1 -> 0.05' })).toBe(
       'learning rate 0.1 -> 0.05'
     );
   });
 });
 
 describe('axes', () => {
-  it('are the steps themselves, or a column of the step table times a factor', () => {
+  it('are the steps, or a scaled column of the step table', () => {
     const steps = table(3, [1, 0.5, 8], [2, 0.4, 16]);
     const axis = new ColumnAxis('samples', new Map([[0, steps]]), 2, () => 2);
     expect([...STEP_AXIS.positions(0, steps)]).toEqual([1, 2]);
@@ -41,7 +41,7 @@ describe('axes', () => {
     expect([...axis.positions(0, steps)]).toEqual([16, 32, 40]);
   });
 
-  it('find the place of a metric by its step, and never go back', () => {
+  it('position a metric by its step, and never decrease', () => {
     const steps = table(3, [1, 0, 8], [2, 0, 16], [3, 0, 12]);
     const metric = table(2, [2, 0.9], [3, 0.95], [9, 0.99]);
     const axis = new ColumnAxis('samples', new Map([[0, steps]]), 2, () => 1);
@@ -86,7 +86,7 @@ describe('a chart', () => {
     isDashed: true
   };
 
-  it('has the numbers of other runs in its file and its legend, each under a name of its own', () => {
+  it('has the columns and legend entries of other runs under unique labels', () => {
     const chart = draw({ extra: [extra, extra] });
     expect(chart.columns().map(({ label, xs }) => [label, [...Array.from(xs)]])).toEqual([
       ['loss (2)', [10, 20, 30]],
@@ -97,7 +97,7 @@ describe('a chart', () => {
     expect(draw({ extra: [extra], hidden: new Set(['loss (2)']) }).legend()).toHaveLength(1);
   });
 
-  it('has a further line that is not dashed in its legend', () => {
+  it('has an extra solid line in its legend', () => {
     const chart = draw({ extra: [{ ...extra, label: 'val_loss', isDashed: false }] });
     expect(chart.legend().map(({ label, isDashed }) => [label, isDashed])).toEqual([
       ['val_loss', false],
@@ -105,14 +105,14 @@ describe('a chart', () => {
     ]);
   });
 
-  it('smooths a thinned run over as many steps as its own', () => {
+  it('smooths a thinned run over as many steps as the current run', () => {
     const [column] = draw({ extra: [extra], smoothing: 0.9 }).columns();
     const expected = new SmoothedColumn(other, 1, 0.9 ** 10).values();
     expect(column!.label).toBe('loss (2), smoothed');
     expect([...Array.from(column!.ys)]).toEqual([...expected]);
   });
 
-  it('breaks the legend of its picture into rows', () => {
+  it('wraps the legend of its picture into rows', () => {
     const entries = ['a', 'b', 'c'].map(label => ({ label, color: '#000', isDashed: false }));
     const context = { font: '', measureText: () => ({ width: 60 }) as TextMetrics };
     expect(legendPositions(entries, 220, context).map(({ row }) => row)).toEqual([0, 0, 1]);
@@ -121,34 +121,34 @@ describe('a chart', () => {
 });
 
 describe('the range of step times', () => {
-  it('leaves out the first step, which compiles and starts, however few steps there are', () => {
+  it('excludes the slow first step, however few steps there are', () => {
     expect(rangeWithoutOutliers(withoutStart([10_500, 11, 12, 10]))).toEqual([10, 12]);
     expect(withoutStart([5])).toEqual([5]);
   });
 });
 
 describe('a reading', () => {
-  it('without a pointer is of the step of the mean, also of a rank that is ahead', () => {
+  it('without a pointer is taken at the last step of the mean, also for a rank that is ahead', () => {
     expect(lastValue([1, 2, 3], [6, 5, 1], 2)).toBe(5);
     expect(lastValue([1, 2, 3], [6, 5, 1], 9)).toBe(1);
     expect(lastValue([1, 2], [6, 5], undefined)).toBe(5);
     expect(lastValue([], [], 2)).toBeNull();
   });
 
-  it('is of the place that is shown, or there is none', () => {
+  it('is the value at the pointer, or null', () => {
     expect(valueAt([1, 4, 9], [0.1, 0.4, 0.9], 4)).toBe(0.4);
     expect(valueAt([1, 4, 9], [0.1, 0.4, 0.9], 5)).toBeNull();
   });
 });
 
 describe('smoothing', () => {
-  it('is the weighted mean of what came before, without a bias at the start', () => {
+  it('is the weighted mean of earlier values, without a bias at the start', () => {
     const raw = table(2, [1, 4], [2, 8]);
     const smooth = new SmoothedColumn(raw, 1, 0.5);
     expect([...smooth.values()]).toEqual([4, (0.25 * 4 + 0.5 * 8) / 0.75]);
   });
 
-  it('goes on where it ended and passes by what is not finite', () => {
+  it('continues incrementally and skips values that are not finite', () => {
     const rows = [
       [1, 4],
       [2, NaN],
@@ -166,7 +166,7 @@ describe('smoothing', () => {
 });
 
 describe('the usual range', () => {
-  it('leaves a spike out and keeps a straight line whole', () => {
+  it('excludes a spike and includes a whole straight line', () => {
     const line = Array.from({ length: 1000 }, (_, index) => index);
     expect(rangeWithoutOutliers(line)).toEqual([0, 999]);
     const [low, high] = rangeWithoutOutliers([...line, 1e9, null, undefined])!;
@@ -177,7 +177,7 @@ describe('the usual range', () => {
 });
 
 describe('files', () => {
-  it('join columns by their positions and lose no digit', () => {
+  it('join columns by their positions at full precision', () => {
     const text = toCsv('step', [
       { label: 'rank 0', xs: [1, 2], ys: [0.1 + 0.2, NaN] },
       { label: '=SUM(A1), "x"', xs: [2, 3], ys: [5, 6] }
@@ -191,7 +191,7 @@ describe('files', () => {
     ]);
   });
 
-  it('have names without anything that a file system minds', () => {
+  it('have names of characters that every file system allows', () => {
     expect(fileName('loss - ../../<b>run</b>', 'csv')).toBe('loss---b-run-b.csv');
     expect(fileName('///', 'png')).toBe('chart.png');
   });

@@ -7,7 +7,7 @@ function block(start: number, ys: number[]): Float64Array {
 }
 
 describe('ColumnTable', () => {
-  it('keeps rows by column while it grows', () => {
+  it('stores rows by column while it grows', () => {
     const table = new ColumnTable(2, 1);
     for (let start = 0; start < 1000; start += 100) {
       table.append(
@@ -24,7 +24,7 @@ describe('ColumnTable', () => {
     expect(table.generation).toBe(0);
   });
 
-  it('takes the rows that lay between those it has, and leaves the rest as it is', () => {
+  it('inserts rows between existing ones and keeps the others', () => {
     const table = new ColumnTable(2, 1);
     table.append(Float64Array.of(1, 4, 8, 9, 10, 40, 80, 90), 4);
     const detail = Float64Array.of(4, 5, 6, 7, 8, 40, 50, 60, 70, 80);
@@ -38,7 +38,7 @@ describe('ColumnTable', () => {
     expect(table.generation).toBe(1); // nothing new
   });
 
-  it('leaves out rows beyond its newest one, which come by themselves', () => {
+  it('ignores rows after its newest one, which later messages contain', () => {
     const table = new ColumnTable(2, 1);
     table.append(Float64Array.of(1, 3, 10, 30), 2);
     table.refine(Float64Array.of(1, 2, 3, 4, 5, 10, 20, 30, 40, 50), 5, 1, 5);
@@ -49,7 +49,7 @@ describe('ColumnTable', () => {
     expect(() => new ColumnTable(2, 1).append(new Float64Array(3), 2)).toThrow(RangeError);
   });
 
-  it('thins its older rows above the limit and keeps the spike and the newest rows', () => {
+  it('thins older rows above the limit and keeps a spike and the newest rows', () => {
     const table = new ColumnTable(2, 1, 10_000);
     const ys = Array.from({ length: 10_001 }, (_, index) => (index === 1234 ? 99 : Math.sin(index)));
     table.append(block(0, ys), ys.length);
@@ -63,7 +63,7 @@ describe('ColumnTable', () => {
     expect(xs.every((x, row) => row === 0 || x > xs[row - 1]!)).toBe(true);
   });
 
-  it('stays bounded under a flood', () => {
+  it('stays bounded under many appends', () => {
     const table = new ColumnTable(2, 1, 10_000);
     for (let start = 0; start < 200_000; start += 1000) {
       table.append(block(start, new Array<number>(1000).fill(start)), 1000);
@@ -73,18 +73,18 @@ describe('ColumnTable', () => {
 });
 
 describe('extremes', () => {
-  it('gives the lowest and the highest in row order', () => {
+  it('returns the lowest and the highest in row order', () => {
     expect(extremes(Float64Array.of(3, 9, 1, 4), 0, 4)).toEqual([1, 2]);
   });
 
-  it('lets what is not finite lose', () => {
+  it('ignores values that are not finite', () => {
     expect(extremes(Float64Array.of(NaN, 2, Infinity, 1), 0, 4)).toEqual([1, 3]);
     expect(extremes(Float64Array.of(NaN, NaN), 0, 2)).toEqual([0, 0]);
   });
 });
 
 describe('lowerBound', () => {
-  it('finds the first row that is not below', () => {
+  it('finds the first row that is not less', () => {
     const xs = Float64Array.of(1, 3, 3, 7);
     expect([0, 1, 2, 3, 7, 8].map(x => lowerBound(xs, x))).toEqual([0, 0, 1, 1, 3, 4]);
   });

@@ -33,7 +33,7 @@ describe('RowPicker', () => {
     expect(rows.length).toBeLessThanOrEqual(1000);
   });
 
-  it('draws full blocks the same while the column grows, so that nothing shimmers', () => {
+  it('draws complete blocks in the same way while the column grows', () => {
     const ys = noise(4096);
     const table = tableOf(ys.slice(0, 3000));
     const picker = new RowPicker(table, 1);
@@ -46,7 +46,7 @@ describe('RowPicker', () => {
     expect(after.filter(row => row < full)).toEqual(before.filter(row => row < full));
   });
 
-  it('picks the same rows at once as bit by bit', () => {
+  it('picks the same rows for one append as for many', () => {
     const ys = noise(10_000);
     const grown = new ColumnTable(2, 1);
     const picker = new RowPicker(grown, 1);
@@ -68,7 +68,7 @@ describe('RowPicker', () => {
 });
 
 describe('pickRows', () => {
-  it('takes a range with blocks aligned to row 0', () => {
+  it('picks from a range with blocks aligned to row 0', () => {
     const ys = Float64Array.from(noise(1000));
     const rows = pickRows(ys, 100, 900, 100);
     expect(rows[0]).toBeGreaterThanOrEqual(100);

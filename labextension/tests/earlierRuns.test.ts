@@ -44,7 +44,7 @@ const LOSS = { table: 'step', name: '' } as const;
 const ACCURACY = { table: 'metric', name: 'accuracy' } as const;
 
 describe('EarlierRuns', () => {
-  it('asks for a curve once, when its run is chosen, and draws it when it has come', () => {
+  it('queries a curve once, when its run is chosen, and draws it after the answer', () => {
     const { runs, asked } = start();
     expect(runs.lines(LOSS, 'step')).toEqual([]);
     expect(asked).toEqual([]);
@@ -60,7 +60,7 @@ describe('EarlierRuns', () => {
     expect(runs.lines(LOSS, 'step')).toEqual([]);
   });
 
-  it('places a metric by the steps of its own run', () => {
+  it('positions a metric by the steps of its run', () => {
     const { runs, asked } = start();
     runs.choose(1, true);
     runs.lines(ACCURACY, 'samples');
@@ -73,7 +73,7 @@ describe('EarlierRuns', () => {
     expect([...line!.axis.positions(0, line!.table)]).toEqual([32]);
   });
 
-  it('keeps nothing that was not asked for', () => {
+  it('drops curves that were not queried', () => {
     const { runs } = start();
     runs.addCurve(stepCurve(1));
     runs.choose(1, true);
@@ -83,7 +83,7 @@ describe('EarlierRuns', () => {
     expect(runs.lines(LOSS, 'step')).toEqual([]);
   });
 
-  it('keeps a run that is compared with although the kernel has let it go', () => {
+  it('keeps a chosen run that the kernel has dropped', () => {
     const { runs } = start();
     runs.choose(1, true);
     runs.setRuns([{ run: 3, title: 'third', summary: '' }]);
@@ -101,14 +101,14 @@ describe('answers', () => {
     expect(() => stepCurve(1, change)).toThrow(ProtocolError);
   });
 
-  it('refuse more points than a chart takes', () => {
+  it('are refused with more points than a chart allows', () => {
     const blocks = [{ table: 'metric', rank: 0, name: 'x', rows: 5000 }];
     const content = { kind: 'earlier curve', version: 1, run: 1, num_workers: 1, blocks };
     const buffer = misaligned(new Float64Array(10_000));
     expect(() => parseAnswer(content, [buffer])).toThrow(ProtocolError);
   });
 
-  it('are told from other messages, and cut what is long', () => {
+  it('are recognized among other messages, and long texts are cut', () => {
     expect(isAnswer({ kind: 'delta' })).toBe(false);
     const runs = [{ run: 1, title: 'x'.repeat(9999), summary: null }];
     const content = { kind: 'earlier', version: 1, blocks: [], runs };

@@ -14,7 +14,7 @@ const FOUND = {
 };
 
 describe('readForecast', () => {
-  it('reads what the magic prints', () => {
+  it('parses the output of the magic', () => {
     const forecast = readForecast(JSON.stringify(FOUND));
     expect(forecast?.model).toBe('Net');
     expect(forecast?.plans[0]?.parts).toEqual([

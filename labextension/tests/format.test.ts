@@ -39,7 +39,7 @@ describe('format', () => {
     expect(formatTicks(ticks, step)).toEqual(texts);
   });
 
-  it('tells values apart that differ late', () => {
+  it('distinguishes values that differ in late digits', () => {
     expect(formatNumber(2.3001234, 7)).toBe('2.300123');
   });
 
@@ -54,7 +54,7 @@ describe('format', () => {
     expect(formatSeconds(600)).toBe('10m');
   });
 
-  it('tells ages in the largest unit', () => {
+  it('formats ages in the largest unit', () => {
     expect(agoText(1000, 1090)).toMatch(/1\s?m/);
     expect(agoText(0, 3 * 86_400 + 5)).toMatch(/^3/);
     expect(agoText(2000, 1000)).toBe(agoText(1000, 1000));

@@ -11,7 +11,7 @@ function headerOf(facts: Record<string, unknown>): HTMLElement {
 }
 
 describe('Header', () => {
-  it('shows texts of the kernel as text only', () => {
+  it('shows texts from the kernel as text, not as HTML', () => {
     const hostile = '<img src=x onerror=alert(1)>';
     const node = headerOf({ title: hostile, metrics: [{ name: hostile, value: 1 }] });
     expect(node.querySelector('img')).toBeNull();
@@ -30,7 +30,7 @@ describe('Header', () => {
     expect(single.querySelector<HTMLElement>('.accel-nb-ranks')?.hidden).toBe(true);
   });
 
-  it('shows where the time of each rank goes, also of a single one', () => {
+  it('shows the time use of each rank, also of a single one', () => {
     const time_use = { reading: 0.25, computing: 0.5, blocked: 0.25, queued: 0 };
     const rank = { rank: 0, device: 'cpu', step_ms: 5, is_straggler: false };
     const node = headerOf({ num_workers: 1, ranks: [{ ...rank, time_use }] });
@@ -42,7 +42,7 @@ describe('Header', () => {
     expect(without.querySelector<HTMLElement>('.accel-nb-time-key')?.hidden).toBe(true);
   });
 
-  it('names the place of a rank in a mesh', () => {
+  it('shows the position of a rank in a mesh', () => {
     const rank = { device: 'cpu', step_ms: 5, is_straggler: false };
     const ranks = [
       { ...rank, rank: 0, place: 'dp 0, tp 0' },
@@ -52,7 +52,7 @@ describe('Header', () => {
     expect(names.map(name => name.textContent)).toEqual(['rank 0 = dp 0, tp 0', 'rank 1 = dp 0, tp 1']);
   });
 
-  it('names how many ranks there are where not all have room, and shows the slow one', () => {
+  it('shows the number of ranks if not all fit, and the slow one among them', () => {
     const ranks = Array.from({ length: 20 }, (_, rank) => ({
       rank,
       device: 'cpu',
@@ -65,14 +65,14 @@ describe('Header', () => {
     expect(text).not.toContain('rank 155');
   });
 
-  it('counts no steps where only metrics were logged', () => {
+  it('shows no step count if only metrics were logged', () => {
     const tiles = (facts: Record<string, unknown>) =>
       [...headerOf(facts).querySelectorAll('.accel-nb-tile-label')].map(tile => tile.textContent);
     expect(tiles({ step: 0, metrics: [{ name: 'reward', value: 1 }] })).not.toContain('step');
     expect(tiles({ step: 0 })).toContain('step');
   });
 
-  it('goes on counting the time while no step ends', () => {
+  it('updates the idle time while no step ends', () => {
     const header = new Header(document.createElement('div'));
     const { content, buffer } = stepMessage(0, [], { facts: { ...FACTS, elapsed_s: 50 } });
     header.update(parseMessage(content, [buffer]).facts, 25);

@@ -28,7 +28,7 @@ function message(base: number, extra: Record<string, unknown>) {
 }
 
 describe('a map of memory', () => {
-  it('gives each byte as much room as any other, over line breaks and segments', () => {
+  it('draws all bytes in the same scale, over line breaks and segments', () => {
     const { maps } = message(0, { maps: [MAP] });
     const { pieces, borders } = layOut(maps![0]!, 4);
     const room = [0, 1, 2].map(block =>
@@ -41,7 +41,7 @@ describe('a map of memory', () => {
     expect(layOut({ segments: [], blocks: [] }, 4)).toEqual({ pieces: [], borders: [] });
   });
 
-  it('is not there before one has come, and shows names as text', () => {
+  it('is absent before the first message, and shows names as text', () => {
     const model = new PanelModel();
     const section = new BlockSection(model);
     model.apply(message(0, {}));
@@ -82,7 +82,7 @@ describe('a map of memory', () => {
     expect(() => message(0, { maps: [{ ...MAP, ...change }] })).toThrow(ProtocolError);
   });
 
-  it('refuses more ranks than are drawn', () => {
+  it('refuses more ranks than can be drawn', () => {
     expect(() => message(0, { maps: new Array<object>(9).fill(MAP) })).toThrow(ProtocolError);
   });
 });

@@ -5,7 +5,7 @@ import { OPTIONS, OPTION_GROUPS, valueText } from '../src/model/options';
 import { readSettings, writeSettings } from '../src/model/settings';
 
 describe('the options', () => {
-  it('come in groups from the generated schema', () => {
+  it('are grouped as in the generated schema', () => {
     const names = OPTION_GROUPS.map(group => group.name);
     expect(names.slice(0, 2)).toEqual(['training', 'cell']);
     expect(names).toContain('checkpoint');
@@ -47,7 +47,7 @@ describe('readValues', () => {
     });
   });
 
-  it('takes a negative number for a value and a flag for a flag', () => {
+  it('reads a negative number as a value, and a flag as a flag', () => {
     expect(Object.fromEntries(readValues('--seed -3 --clip --cpus 2') ?? [])).toEqual({
       seed: '-3',
       cpus: '2'
@@ -58,14 +58,14 @@ describe('readValues', () => {
 describe('withValue', () => {
   const LINE = `--whatever  "x  y" --cpus 2   --precision='bf16'  # kept`;
 
-  it('replaces a value where it stands and nothing else', () => {
+  it('replaces a value in place and changes nothing else', () => {
     expect(withValue(LINE, 'cpus', '4')).toBe(LINE.replace('--cpus 2', '--cpus 4'));
     expect(withValue(LINE, 'precision', 'no')).toBe(
       LINE.replace(`--precision='bf16'`, '--precision no')
     );
   });
 
-  it('adds at the end and takes away with the blank in front', () => {
+  it('appends a flag, and removes one with the blank before it', () => {
     // What follows the comment's sign is no flag.
     expect(withValue(LINE, 'seed', '1')).toBe(LINE.replace('  # kept', ' --seed 1  # kept'));
     expect(withValue('# two', 'cpus', '2')).toBe('--cpus 2  # two');
@@ -77,7 +77,7 @@ describe('withValue', () => {
     expect(withValue(LINE, 'seed', undefined)).toBe(LINE);
   });
 
-  it('leaves one of several', () => {
+  it('keeps one of several repetitions', () => {
     expect(withValue('--cpus 2 --seed 1 --cpus 3', 'cpus', '4')).toBe('--cpus 4 --seed 1');
     expect(withValue('--panel --no-panel', 'panel', 'off')).toBe('--no-panel');
   });
@@ -91,13 +91,13 @@ describe('withValue', () => {
     expect(readValues(line ?? '')?.get('name')).toBe(text);
   });
 
-  it('refuses what cannot be written or read', () => {
+  it('refuses values and lines that cannot be parsed again', () => {
     expect(withValue('--cpus 2', 'name', 'a\nb')).toBeNull();
     expect(withValue('--name "a', 'cpus', '2')).toBeNull();
     expect(withValue('--cpus 2', 'no such option', 'x')).toBeNull();
   });
 
-  it('gives every option back as it was given, whatever it is', () => {
+  it('reads every value back as it was written', () => {
     for (const option of OPTIONS.values()) {
       const value = option.choices[0] ?? `some 'value'`;
       const line = withValue('--unknown "q  r"', option.name, value) ?? '';
@@ -136,7 +136,7 @@ describe('the line of a cell', () => {
     expect(edit && source.slice(0, edit.start) + edit.text + source.slice(edit.end)).toBe(wanted);
   });
 
-  it('leaves the cell of another magic alone', () => {
+  it('does not edit a cell with another magic', () => {
     expect(editLine('%%time\nx', '--cpus 2')).toBeNull();
     expect(magicLine('')).toBe('%%accelerate');
   });
@@ -155,7 +155,7 @@ describe('the settings of a notebook', () => {
     expect(readSettings({ options: [1] })).toEqual({});
   });
 
-  it('leave what else is there, and nothing where nothing is', () => {
+  it('keep other metadata, and are removed when empty', () => {
     expect(writeSettings({ other: 1, options: { a: 'b' } }, { seed: '3' })).toEqual({
       other: 1,
       options: { seed: '3' }

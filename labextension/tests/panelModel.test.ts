@@ -1,4 +1,6 @@
 import { describe, expect, it, vi } from 'vitest';
+import { ColumnTable } from '../src/chart/columns';
+import { TABLE_COLUMNS } from '../src/generated/messages';
 import { PanelModel } from '../src/model/panelModel';
 import { parseMessage } from '../src/model/protocol';
 import { FACTS, stepMessage } from './messages';
@@ -9,7 +11,7 @@ function message(base: number, rows: number[][], extra: Record<string, unknown> 
 }
 
 describe('PanelModel', () => {
-  it('adds up deltas', () => {
+  it('accumulates deltas', () => {
     const model = new PanelModel();
     expect(model.apply(message(0, [[1, 0.5, 0.1, 5]]))).toBe(true);
     expect(model.apply(message(1, [[2, 0.4, 0.1, 5]]))).toBe(true);
@@ -26,6 +28,22 @@ describe('PanelModel', () => {
     expect(labels.slice(0, 3)).toEqual(['d_loss', 'g_loss', 'learning rate of d_loss']);
     expect(new Set(model.curves().map(curve => curve.id)).size).toBe(6);
     expect(model.axes.samples.positionOf(2)).toBe(0);
+  });
+
+  it('positions the metrics of a rank by its steps of the first loss, also if a second loss arrives before', () => {
+    const model = new PanelModel();
+    const blocks = (table: string, rank: number, name: string) => ({
+      blocks: [{ table, rank, name, rows: 1 }]
+    });
+    const samples = TABLE_COLUMNS.step.indexOf('samples');
+    const step = (count: number) => [TABLE_COLUMNS.step.map((_, i) => (i === samples ? count : 1))];
+    model.apply(message(0, step(8), blocks('step', 0, 'd_loss')));
+    model.apply(message(1, step(8), blocks('step', 0, 'g_loss')));
+    model.apply(message(2, step(16), blocks('step', 1, 'd_loss')));
+    const logged = new ColumnTable(TABLE_COLUMNS.metric.length, 1);
+    logged.append(Float64Array.from(TABLE_COLUMNS.metric.map(() => 1)), 1);
+    const numWorkers = model.facts!.numWorkers;
+    expect([...model.axes.samples.positions(1, logged)]).toEqual([16 * numWorkers]);
   });
 
   it('draws a validation loss with the loss that it validates', () => {
@@ -65,7 +83,7 @@ describe('PanelModel', () => {
     expect(opened.text).toBe('trained');
   });
 
-  it('takes the CSV of the kernel, and none where no kernel answers', async () => {
+  it('resolves to the CSV of the kernel, or to null without a kernel', async () => {
     const model = new PanelModel();
     const asked = model.queryCsv(1000);
     model.applyAnswer({ kind: 'csv', text: 'step\n1\n', file: null });
@@ -73,7 +91,16 @@ describe('PanelModel', () => {
     expect(await model.queryCsv(1)).toBeNull();
   });
 
-  it('shows printed text to the page that was loaded while the cell ran', () => {
+  it('queries the CSV once for two requests', async () => {
+    const model = new PanelModel();
+    model.query = vi.fn();
+    const requests = Promise.all([model.queryCsv(10_000), model.queryCsv(1)]);
+    model.applyAnswer({ kind: 'csv', text: 'step\n1\n', file: null });
+    expect((await requests).map(answer => answer?.text)).toEqual(['step\n1\n', 'step\n1\n']);
+    expect(model.query).toHaveBeenCalledTimes(1);
+  });
+
+  it('shows printed text in a page that was loaded while the cell ran', () => {
     const [first, second] = [new PanelModel(), new PanelModel()];
     for (const model of [first, second]) {
       model.apply(message(0, [], { kind: 'snapshot', text: 'epoch 3', page: second.page }));
@@ -81,7 +108,7 @@ describe('PanelModel', () => {
     expect([first.text, second.text]).toEqual(['', 'epoch 3']);
   });
 
-  it('refuses a delta that does not follow, and takes a snapshot in its place', () => {
+  it('refuses a delta out of sequence, and accepts a snapshot instead', () => {
     const model = new PanelModel();
     expect(model.apply(message(7, [[8, 0.5, 0.1, 5]]))).toBe(false);
     expect(model.numPoints).toBe(0);
@@ -99,7 +126,7 @@ describe('PanelModel', () => {
     expect(model.numPoints).toBe(1);
   });
 
-  it('keeps what schedules plan, until a snapshot says what there is', () => {
+  it('keeps planned rates until a snapshot replaces them', () => {
     const model = new PanelModel();
     const blocks = [
       { table: 'plan', rank: 0, name: '0', rows: 2 },
@@ -114,7 +141,7 @@ describe('PanelModel', () => {
     expect(model.plans).toEqual([]);
   });
 
-  it('tells its listeners until they stop', () => {
+  it('notifies listeners until they stop', () => {
     const model = new PanelModel();
     const stopped = new AbortController();
     const listener = vi.fn();
@@ -125,7 +152,7 @@ describe('PanelModel', () => {
     expect(listener).toHaveBeenCalledTimes(1);
   });
 
-  it('does not keep a flood of names', () => {
+  it('drops tables above the limit', () => {
     const model = new PanelModel();
     for (let index = 0; index < 3000; index++) {
       const content = {

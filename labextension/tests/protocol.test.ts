@@ -8,7 +8,7 @@ function parse(change: Record<string, unknown>) {
 }
 
 describe('parseMessage', () => {
-  it('reads the columns out of a buffer at any offset', () => {
+  it('reads columns from a buffer at any offset', () => {
     const { content, buffer } = stepMessage(0, [
       [1, 0.5, 0.1, 5],
       [2, NaN, 0.1, 6]
@@ -17,7 +17,7 @@ describe('parseMessage', () => {
     expect([...block.values]).toEqual([1, 2, 0.5, NaN, 0.1, 0.1, 5, 6, 0, 0, 0, 0]);
   });
 
-  it('reads the numbers that JSON cannot hold', () => {
+  it('reads numbers that JSON cannot represent', () => {
     expect(parse({ facts: { ...FACTS, loss: 'nan' } }).facts.loss).toBeNaN();
     expect(parse({ facts: { ...FACTS, loss: '-inf' } }).facts.loss).toBe(-Infinity);
     expect(parse({ facts: { ...FACTS, loss: null } }).facts.loss).toBeNull();

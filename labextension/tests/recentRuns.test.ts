@@ -25,13 +25,13 @@ const RUN = {
 };
 
 describe('parseRuns', () => {
-  it('reads what the kernel tells', () => {
+  it('parses the answer of the kernel', () => {
     const [run] = parseRuns({ runs: [RUN] });
     expect(run).toMatchObject({ name: 'digits', outcome: 'done', durationS: 12.5, value: 0.04 });
     expect(run?.values).toEqual([2.3, 0.04]);
   });
 
-  it('bounds and plains what is forged', () => {
+  it('limits and sanitizes forged fields', () => {
     const forged = {
       ...RUN,
       name: 'x'.repeat(999),
@@ -51,7 +51,7 @@ describe('parseRuns', () => {
 });
 
 describe('parseRunDetails', () => {
-  it('takes a line that stays a line, and no other', () => {
+  it('accepts a line without line breaks only', () => {
     expect(parseRunDetails({ line: '--cpus 2' }).line).toBe('--cpus 2');
     expect(parseRunDetails({ line: '' }).line).toBe('');
     for (const line of ['--cpus 2\n!rm', 'a\u2028b', 'a\u0000', 'x'.repeat(99_999), null, ['x']]) {
@@ -59,7 +59,7 @@ describe('parseRunDetails', () => {
     }
   });
 
-  it('leaves out what is not known', () => {
+  it('omits unknown facts', () => {
     const details = parseRunDetails({ target: 'train()', code: '', options: [7, { option: 'seed' }] });
     expect(details.facts).toEqual([{ name: 'target', text: 'train()' }]);
     expect(details.options).toEqual([{ option: 'seed', value: '', source: '' }]);
@@ -86,7 +86,7 @@ describe('selectRuns', () => {
     expect(ids('', false, 'duration').at(-1)).toBe('c');
   });
 
-  it('finds every word in names, tags and notebooks, and stars', () => {
+  it('searches names, tags and notebooks for every word, and filters by star', () => {
     expect(ids('BEST digits', false, 'newest')).toBe('a');
     expect(ids('best deep', false, 'newest')).toBe('');
     expect(ids('', true, 'newest')).toBe('b');
@@ -117,7 +117,7 @@ describe('sparkline', () => {
     expect(curve?.path).not.toMatch(/NaN|Infinity/);
   });
 
-  it('draws a constant in the middle, one point as a place, nothing as nothing', () => {
+  it('draws a constant in the middle, one point as a dot, and no values as an empty path', () => {
     expect(sparkline([1, 2], [5, 5], 90, 20)?.path).toBe('M0 10L90 10');
     expect(sparkline([1], [5], 90, 20)?.end).toEqual([90, 10]);
     expect(sparkline([], [], 90, 20)).toBeNull();
@@ -125,7 +125,7 @@ describe('sparkline', () => {
 });
 
 describe('RecentRuns', () => {
-  it('asks when runs have begun or ended, and lets go of one that is gone', async () => {
+  it('reads the runs again when one has begun or ended, and drops one that no longer exists', async () => {
     const asked: string[] = [];
     let isGone = false;
     const channel = {
@@ -152,7 +152,7 @@ describe('RecentRuns', () => {
     expect(recent.runs).toHaveLength(1);
   });
 
-  it('shows a refusal of the kernel until the next change succeeds', async () => {
+  it('shows a refusal by the kernel until the next change succeeds', async () => {
     let isRefused = true;
     const channel = {
       request: (about: string) =>

@@ -45,7 +45,7 @@ describe('RunControls', () => {
     ]);
   });
 
-  it('keeps what is no learning rate, and says so', () => {
+  it('marks text that is no learning rate as invalid and keeps it', () => {
     const { sent, button, input } = start();
     for (const text of ['', 'fast', '-1', '0', '1e999']) {
       input.value = text;
@@ -55,7 +55,7 @@ describe('RunControls', () => {
     expect(sent).toEqual([]);
   });
 
-  it('offers a checkpoint only where there is a place for it', () => {
+  it('enables saving only if there is a checkpoint folder', () => {
     const { button, show } = start();
     expect(button('checkpoint now').disabled).toBe(true);
     expect(button('checkpoint now').title).toContain('--checkpoint');
@@ -63,7 +63,7 @@ describe('RunControls', () => {
     expect(button('checkpoint now').disabled).toBe(false);
   });
 
-  it('is there only while somebody listens, and leaves the last word as text', () => {
+  it('is shown only while the kernel accepts actions, and keeps the last result as text', () => {
     const { node, show } = start({ accepts_actions: false });
     expect(node.hidden).toBe(true);
     show({ status: 'done', accepts_actions: false, action_result: '<b>stopped</b>' });
@@ -73,7 +73,7 @@ describe('RunControls', () => {
     expect([...node.querySelectorAll('button')].every(item => item.closest('[hidden]'))).toBe(true);
   });
 
-  it('keeps keys that are typed from the notebook', () => {
+  it('does not pass typed keys on to the notebook', () => {
     const { input, node } = start();
     let heard = 0;
     node.addEventListener('keydown', () => (heard += 1));

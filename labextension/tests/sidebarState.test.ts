@@ -17,7 +17,7 @@ const STATE = {
 };
 
 describe('parseSidebarState', () => {
-  it('reads what the kernel sends', () => {
+  it('parses the state of the kernel', () => {
     expect(parseSidebarState(STATE)).toEqual({
       devices: [{ name: 'cpu', kind: 'cpu', totalBytes: 1024, freeBytes: 1000 }],
       pool: 'ready',
@@ -29,7 +29,7 @@ describe('parseSidebarState', () => {
     });
   });
 
-  it('reads the running cell, with what is not known as null', () => {
+  it('parses the running cell, with unknown values as null', () => {
     const losses = [{ name: 'loss', value: 0.5 }, 7, { name: 'd_loss', value: 'nan' }];
     const run = { title: 'digits', step: 3, fraction: 7, remaining_s: 'x', losses };
     expect(parseSidebarState({ ...STATE, run })?.run).toEqual({
@@ -51,7 +51,7 @@ describe('parseSidebarState', () => {
     }
   );
 
-  it('drops what is no line and cuts what is long', () => {
+  it('drops malformed lines and cuts long texts', () => {
     const devices = [null, 3, { name: 'x'.repeat(999), total_bytes: 'many' }];
     const state = parseSidebarState({ ...STATE, devices, notes: 7 });
     expect(state?.devices).toHaveLength(1);
@@ -62,7 +62,7 @@ describe('parseSidebarState', () => {
 });
 
 describe('parseReply', () => {
-  it('takes answers and refusals of this version only', () => {
+  it('accepts answers and refusals of this version only', () => {
     expect(parseReply({ kind: 'answer', version: 2, id: 3, body: { a: 1 } })).toEqual({
       id: 3,
       body: { a: 1 }
@@ -89,7 +89,7 @@ describe('parseResolution', () => {
 });
 
 describe('problemsByOption', () => {
-  it('puts a line to the option that it begins with', () => {
+  it('assigns a line to the option that it begins with', () => {
     const lines = ['seed: x is not allowed', '--clip needs a value', '--sed is no flag', 'other'];
     const known: Record<string, string> = { seed: 'seed', clip: 'clip' };
     const found = problemsByOption(lines, word => known[word]);

@@ -77,7 +77,7 @@ describe('the widget', () => {
     vi.useRealTimers();
   });
 
-  it('adds up the deltas of a run that it saw from the start', () => {
+  it('accumulates the deltas of a run from its start', () => {
     const { points, receive, model } = start();
     receive(0);
     receive(1);
@@ -85,7 +85,7 @@ describe('the widget', () => {
     expect(model.sent).toHaveLength(1); // the greeting, which a kernel that has sent nothing ignores
   });
 
-  it('asks for a snapshot when it comes into the middle of a run, and goes on from there', () => {
+  it('requests a snapshot when it is opened during a run, and continues from it', () => {
     const { points, receive, model } = start();
     receive(5, { kind: 'snapshot' });
     receive(8);
@@ -97,7 +97,7 @@ describe('the widget', () => {
     expect(points()).toBe('2');
   });
 
-  it('takes the rows between those that it has when the kernel sends them', () => {
+  it('inserts rows of a detail answer between existing ones', () => {
     const { model, points, receive } = start();
     receive(0);
     receive(4);
@@ -110,6 +110,18 @@ describe('the widget', () => {
     expect(points()).toBe('5');
   });
 
+  it('keeps the focus on a small chart while it draws', () => {
+    const { el, receive, stopped } = start();
+    receive(0, { kind: 'snapshot' });
+    vi.advanceTimersToNextFrame();
+    const plot = el.querySelector<HTMLElement>('.accel-nb-is-small .accel-nb-plot')!;
+    plot.focus();
+    receive(1);
+    vi.advanceTimersToNextFrame();
+    expect(document.activeElement).toBe(plot);
+    stopped.abort();
+  });
+
   it('draws a saved notebook from its traits', () => {
     const { content, buffer } = stepMessage(3, [[1, 0.5, 0.1, 5]], { kind: 'snapshot' });
     const { points, model } = start({ final: content, snapshot: buffer });
@@ -117,7 +129,7 @@ describe('the widget', () => {
     expect(model.sent).toHaveLength(0);
   });
 
-  it('sends what the user asks for', () => {
+  it('sends the actions of the user', () => {
     const { el, model, receive } = start();
     receive(0);
     const stop = [...el.querySelectorAll('button')].find(
@@ -127,7 +139,7 @@ describe('the widget', () => {
     expect(model.sent.at(-1)).toEqual({ kind: 'control', version: 1, action: { kind: 'stop' } });
   });
 
-  it('compares with the runs that are ticked', () => {
+  it('draws the chosen earlier runs', () => {
     const hostile = '<img src=x onerror=alert(1)>';
     const { el, model, receive } = start();
     receive(0);
@@ -159,7 +171,7 @@ describe('the widget', () => {
     });
   });
 
-  it('asks for a map of memory where there is an allocator to look into', () => {
+  it('requests a memory map if the device has an allocator', () => {
     const { el, model, receive } = start();
     const button = () =>
       [...el.querySelectorAll('button')].find(item => item.textContent === 'blocks')!;
@@ -191,7 +203,7 @@ describe('the widget', () => {
     warn.mockRestore();
   });
 
-  it('leaves nothing behind', () => {
+  it('removes its nodes and listeners', () => {
     const { model, stopped, el } = start();
     expect(model.numHandlers).toBe(2);
     stopped.abort();
@@ -230,7 +242,7 @@ describe('the notification of the end', () => {
   const settle = () => new Promise(resolve => setTimeout(resolve));
   const done = { facts: { ...FACTS, status: 'done' } };
 
-  it('is shown once for a hidden page, if it was switched on', async () => {
+  it('is shown once for a hidden page, if it is enabled', async () => {
     const { receive, el, stopped } = start();
     receive(0);
     button(el).click();

@@ -11,7 +11,7 @@ import pytest
 
 from accel_nb.compat.launchers import write_basic_config
 from accel_nb.config.accelerate_import import import_file
-from accel_nb.launch.accelerate_command import launch_command_parser
+from accel_nb.launch.accelerate_command import launch_command, launch_command_parser
 from accel_nb.runtime.process.environment import notebook_variables
 
 SCRIPT = """
@@ -54,6 +54,18 @@ def test_a_program_launches_a_script_that_imports_accelerate(tmp_path: Path, pro
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(out.read_text()) == [3, 2, ["--lr", "0.1"], "__main__"]
+
+
+def test_a_launch_of_a_program_is_submitted_to_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(SystemExit, match="there is no sbatch on this machine"):
+        launch_command(launch_command_parser().parse_args(["--cpus", "2", "--slurm", "train.py"]))
+    assert "'accel_nb.compat.program',\n    'train.py'," in (tmp_path / "train.sbatch").read_text()
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'train.sbatch'}\n"
 
 
 def test_words_before_the_script_are_flags_and_others_its_arguments() -> None:

@@ -53,8 +53,13 @@ def test_a_hook_is_registered_on_a_model_that_a_program_has_wrapped() -> None:
     assert DDPCommunicationHookType.list()[:2] == ["no", "fp16"]
 
 
-def test_an_accelerator_has_its_handlers() -> None:
-    record = ProfileKwargs()
+class Profiles(ProfileKwargs):
+    """A user's own options."""
+
+
+@pytest.mark.parametrize("kind", [ProfileKwargs, Profiles])
+def test_an_accelerator_has_its_handlers(kind: type[ProfileKwargs]) -> None:
+    record = kind()
     accelerator = Accelerator(cpu=True, kwargs_handlers=[record])
     assert (accelerator.profile_handler, accelerator.ddp_handler) == (record, None)
     assert accelerator.fp8_recipe_handler is accelerator.te_recipe_handler is accelerator.msamp_recipe_handler is None
@@ -76,7 +81,7 @@ def test_a_state_has_the_loaders_that_are_iterated() -> None:
 def test_policies_of_fsdp_are_made_and_checked() -> None:
     plugin = FullyShardedDataParallelPlugin()
     plugin.cpu_offload = True
-    with pytest.raises(ValueError, match="`OffloadPolicy` of torch"):
+    with pytest.raises(ValueError, match="OffloadPolicy of torch"):
         plugin.validate_cpu_offload()
     plugin.set_cpu_offload()
     plugin.validate_cpu_offload()
@@ -85,6 +90,7 @@ def test_policies_of_fsdp_are_made_and_checked() -> None:
     with pytest.raises(ValueError, match="MixedPrecisionPolicy"):
         plugin.validate_mixed_precision_policy()
     assert ParallelismConfig(tp_size=2, cp_size=3).non_data_parallel_size == 6
+    assert ParallelismConfig(pp_size=2, tp_size=2, dp_shard_size=2).non_data_parallel_size == 4
 
 
 class Averaging(torch.optim.SGD):

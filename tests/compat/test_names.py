@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 import accel_nb
 from accel_nb import compat
+from accel_nb.compat import program
 from accel_nb.compat.names import availability
 from accel_nb.compat.names.table import MODULES, UNSUPPORTED_REASONS
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
@@ -410,3 +411,23 @@ def test_a_folder_is_not_taken_for_a_package(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "folder_of_results").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert not availability.is_folder_of_results_available()
+
+
+def test_a_package_is_found_in_a_version_or_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text("")
+    facts = tmp_path / "bitsandbytes-0.44.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: bitsandbytes\nVersion: 0.44.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = [availability.is_bnb_available(version) for version in (None, "0.43.1", "0.44.0", "0.45")]
+    assert found == [True, True, True, False]
+    assert availability.is_numpy_available()
+    assert not availability.is_numpy_available(min_version="99")
+
+
+def test_a_program_without_a_script_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in ([], ["-m"]):
+        monkeypatch.setattr(sys, "argv", ["program", *words])
+        with pytest.raises(SystemExit, match="needs a script"):
+            program.main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,10 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
+from accel_nb.accelerator.options.plugins import ProjectConfiguration as OwnConfiguration
 from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
-from accel_nb.compat.plugins import FullyShardedDataParallelPlugin
+from accel_nb.compat.plugins import FullyShardedDataParallelPlugin, TorchDynamoPlugin
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import ConfigError, MisuseError
 
@@ -91,6 +93,26 @@ def test_names_and_booleans_become_the_objects_of_torch_that_programs_pass_on(ve
     assert (plugin.cpu_offload, plugin.backward_prefetch) == (policy, None)
     plugin.validate_cpu_offload()
     assert plugin.as_options() == {"strategy": "fsdp", "fsdp.cpu_offload": True}
+
+
+@pytest.mark.parametrize(("text", "is_on"), [("1", True), ("yes", True), ("OFF", False), ("false", False)])
+def test_switches_are_read_from_variables_in_all_usual_spellings(
+    text: str, is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OFFLOAD_PARAMS", "ACTIVATION_CHECKPOINTING", "USE_ORIG_PARAMS"):
+        monkeypatch.setenv(f"FSDP_{name}", text)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.use_orig_params is is_on
+    assert plugin.as_options() == {"strategy": "fsdp", "fsdp.cpu_offload": is_on, "activation_checkpointing": is_on}
+    for name in ("FULLGRAPH", "DYNAMIC", "REGIONAL_COMPILATION"):
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_USE_{name}", text)
+    compiled = TorchDynamoPlugin("eager", fullgraph=False)
+    assert (compiled.fullgraph, compiled.dynamic, compiled.use_regional_compilation) == (False, is_on, is_on)
+
+
+def test_folders_of_a_run_may_be_a_record_of_accel_nb(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, project_config=OwnConfiguration(), project_dir=tmp_path)  # pyright: ignore[reportArgumentType]
+    assert (accelerator.project_dir, accelerator.logging_dir) == (tmp_path, tmp_path)
 
 
 def test_the_version_decides_whether_gradients_are_gathered_ahead() -> None:

@@ -23,6 +23,8 @@ from accel_nb.runtime.devices.accelerator import Accelerator
 from accel_nb.runtime.devices.base import DeviceType
 from accel_nb.runtime.devices.cuda import Cuda
 from accel_nb.runtime.devices.registry import default_type, device_type, is_meta, type_of_backend
+from accel_nb.runtime.distributed.current_world import current_comm
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Capabilities
 from accel_nb.telemetry.device_load import DeviceLoadMeter
@@ -171,6 +173,26 @@ def test_a_registered_type_is_the_default_and_a_rank_gets_its_own(fake: FakeDevi
     assert find_world(True) == World()
     assert type_of_backend("fakeccl") is fake
     assert type_of_backend("gloo").is_host
+
+
+def test_a_rank_of_torchrun_keeps_its_device_once_the_group_is_open(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if HAS_GPU:
+        pytest.skip("CUDA comes before registered types")
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    own = World(rank=1, size=2, local_rank=1, local_size=2, device=f"{NAME}:1")
+    assert find_world(False) == own
+    monkeypatch.setattr(DefaultGroup, "is_open", staticmethod(lambda: True))
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group=None: "fakeccl")
+    assert find_world(False) == own
+    assert find_world(True).device == "cpu"
+    assert current_comm().world == own
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group=None: "gloo")
+    assert current_comm().world.device == "cpu"
+    monkeypatch.setenv("_ACCEL_NB_WORKER_DEVICE", f"{NAME}:0")  # in a worker of the pool
+    assert find_world(False).device == f"{NAME}:0"
 
 
 def test_a_registered_type_runs_the_strategies_of_the_type_it_names(fake: FakeDevice) -> None:

@@ -144,6 +144,33 @@ def some_with_and_some_without(world: World) -> str:
     return ""
 
 
+def one_rank_without_tokens(world: World) -> list[float]:
+    """Train on samples of which those of the last rank have no target."""
+    model, optimizer, data = parts()
+    accelerator = Accelerator(world=world, cpu=True)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    x, y = data[:4]
+    if world.is_last:
+        y = torch.full_like(y, -100)
+    for weight in (int((y >= 0).sum()), (y >= 0).sum()):
+        accelerator.backward(sum_of(model, x, y), weight=weight)
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.close()
+    return flat(model)
+
+
+def test_a_rank_may_have_nothing_to_count() -> None:
+    model, optimizer, data = parts()
+    x, y = data[:4]
+    for _ in range(2):
+        optimizer.zero_grad()
+        (sum_of(model, x, y) / (y >= 0).sum()).backward()
+        optimizer.step()
+    for found in run_ranks(one_rank_without_tokens, 2):
+        assert found == pytest.approx(flat(model), abs=1e-12)
+
+
 def test_a_window_has_weights_or_none() -> None:
     assert "with and without weight" in some_with_and_some_without(World())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
+from accel_nb.pool.messages import QueryPosition
 from accel_nb.pool.pool import HANG
 from tests.support.pools import HEALTHY, Recorder, results, run_code, running_pool
 
@@ -14,9 +16,14 @@ REDUCE = "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(2,
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with running_pool(2) as (pool, _):
-        yield pool
+def running():
+    with running_pool(2) as (pool, engine):
+        yield pool, engine
+
+
+@pytest.fixture(scope="module")
+def pool(running):
+    return running[0]
 
 
 class HangRecorder(Recorder):
@@ -89,6 +96,28 @@ def test_different_collectives_are_named_with_their_shapes(pool):
 def test_a_stopped_process_is_reported(pool):
     rank, line = hang(pool, REDUCE, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     assert (rank, line) == (1, "rank 1 does not answer: it is stopped (SIGSTOP)")
+
+
+def test_a_stopped_process_that_reads_no_queries_does_not_block(running):
+    pool, engine = running
+
+    class Asking(HangRecorder):
+        """Sends as many queries as a rank gets in ten minutes before it interrupts."""
+
+        def on_message(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+            super().on_message(rank, topic, body)
+            assert all(engine.send(1, QueryPosition(0), urgent=True) for _ in range(600))
+
+    recorder = Asking()
+    _, reason = run_code(
+        pool,
+        REDUCE,
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+        recorder=recorder,
+        num_interrupts=recorder.count_interrupts,
+    )
+    assert reason == "interrupt"
+    assert results(pool) == HEALTHY
 
 
 def test_a_rank_that_prepares_a_request_is_reported_at_its_line(pool, tmp_path):

@@ -120,6 +120,44 @@ def test_an_interrupt_reaches_the_ranks_and_a_killed_launcher_leaves_none(folder
     assert wait_for(lambda: not any(map(psutil.pid_exists, pids)))
 
 
+FORK = """
+    import multiprocessing, sys, threading
+    child = multiprocessing.get_context("fork").Process(target=threading.Event().wait)
+    child.start()
+    child.terminate()
+    child.join()
+    sys.exit(child.exitcode + 100)
+"""
+
+
+def test_a_process_that_a_script_forks_is_terminated_as_ever(folder: Path):
+    code, _, err = launch("--cpus", "1", script(folder / "fork.py", FORK))
+    assert (code, err) == (100 - signal.SIGTERM, f"the job exited with code {100 - signal.SIGTERM}\n")
+
+
+WAITING_CELLS = [
+    "import logging\nlogging.basicConfig(level=logging.INFO)",
+    "logging.info('one')\nimport sys, threading\nsys.stdout.writelines(['two\\n'])\nthreading.Event().wait()",
+    "print('not run')",
+]
+
+
+def test_an_interrupted_notebook_is_written_with_its_outputs_until_then(folder: Path):
+    cells = [nbformat.v4.new_code_cell(text) for text in WAITING_CELLS]
+    cells[1].metadata["tags"] = ["raises-exception"]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "wait.ipynb")
+    with start("--cpus", "1", "--out", "ran.ipynb", "wait.ipynb") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "two\n"
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out) == (128 + signal.SIGINT, "")
+    first, second, third = nbformat.read(folder / "ran.ipynb", as_version=4).cells
+    assert (first.outputs, third.outputs) == ([], [])
+    logged, printed, error = second.outputs
+    assert (logged.text, printed.text, error.ename) == ("INFO:root:one\n", "two\n", "KeyboardInterrupt")
+
+
 def test_a_rank_that_mpi_has_started_takes_its_place(folder: Path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

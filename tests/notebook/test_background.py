@@ -1,4 +1,4 @@
-"""Cells in the background: steered, looked at, attached to, and back between two cells."""
+"""Cells in the background: controlled, inspected, attached to, and returned between two cells."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def wait_for_steps(kernel: Kernel) -> None:
     assert wait_for(lambda: re.match(r"num_steps = ([2-9]|\d\d)", say(kernel, "inspect num_steps")), 60)
 
 
-def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: Kernel, tmp_path: Path):
+def test_a_run_is_controlled_attached_to_and_comes_back_between_two_cells(kernel: Kernel, tmp_path: Path):
     kernel.run(SETUP)
     output = kernel.run(LOOP.format(flags=f"--checkpoint {tmp_path} --name deep"))
     assert output.error is None, output.traceback
@@ -76,7 +76,7 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     kernel.run(
         "from accel_nb.telemetry.actions import MapMemory\nwish = session.last_run.controls.request(MapMemory())"
     )
-    assert kernel.value("(wish.wait(20), wish.text)") == (True, NO_MEMORY_MAP)
+    assert kernel.value("(request.wait(20), request.text)") == (True, NO_MEMORY_MAP)
     looked = say(kernel, "inspect num_steps model nothing").splitlines()
     assert int(looked[0].removeprefix("num_steps = ")) > 1
     assert looked[1:] == ["model = Linear with 2 parameters", "nothing = (no such name in the cell)"]
@@ -142,6 +142,16 @@ def test_names_come_back_with_the_next_cell_also_after_an_error_or_an_interrupt(
     assert wait_for(is_back, 20)
     assert kernel.value("found") == "anew"
     assert "no cell runs in the background" in refused(kernel, "%accelerate interrupt")
+
+
+def test_what_the_notebook_deletes_after_a_run_is_freed(kernel: Kernel):
+    kernel.run("import torch, weakref\nlarge = torch.zeros(10)\nreference = weakref.ref(large)")
+    output = kernel.run("%%accelerate --cpus 2 --background\nlarge += 1")
+    assert output.error is None, output.traceback
+    say(kernel, "wait")
+    assert kernel.value("large.sum().item()") == 10
+    kernel.run("del large")
+    assert kernel.value("reference() is None") is True
 
 
 @pytest.mark.nightly

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 
 import psutil
@@ -49,9 +50,11 @@ def test_syntax_error_is_reported_once_before_anything_runs(kernel, line, messag
 
 
 def test_a_warning_of_the_compiler_is_given_no_more_often_than_without_workers(kernel):
-    lines = "x = 2\nprint(x is 2)"
-    counts = [output.stderr.count("SyntaxWarning") for output in (kernel.run(lines), run(kernel, f"\n{lines}"))]
+    lines = "x = 2\nprint(x is 2)\ndef is_two(y): return y is 2"
+    outputs = kernel.run(lines), run(kernel, f"\n{lines}")
+    counts = [output.stderr.count("SyntaxWarning") for output in outputs]
     assert counts[0] >= counts[1] > 0
+    assert "<cell>" not in outputs[1].stderr
 
 
 def test_syntax_error_of_code_that_the_cell_loads_is_detected_by_the_cells_line(kernel):
@@ -79,6 +82,30 @@ def test_exception_on_one_rank_is_reported_at_once(kernel):
     assert time.monotonic() - started < 5
 
 
+def test_results_come_back_beside_an_exception_without_a_text(kernel):
+    output = run(kernel, "found = 5\nclass Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd")
+    assert output.error == ("PoolError", "__main__.Odd: <exception str() failed>")
+    assert "----> 5 raise Odd" in output.traceback
+    assert kernel.value("found") == 5
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of errors")
+def test_a_group_of_exceptions_is_shown_with_its_parts(kernel):
+    output = run(kernel, "found = 6\nraise ExceptionGroup('several', [ValueError(1), KeyError('k')])")
+    assert output.error == ("PoolError", "ExceptionGroup: several (2 sub-exceptions)")
+    assert "| ValueError: 1\n" in output.traceback
+    assert ("accel_nb/" in output.traceback, output.stderr) == (False, "")
+    assert kernel.value("found") == 6
+    output = kernel.run("def fail(): raise ExceptionGroup('several', [ValueError(1)])\n"
+                        "from accel_nb import notebook_launcher\nnotebook_launcher(fail, num_processes=1)")  # fmt: skip
+    assert "raised:\n" in output.stderr
+
+
+def test_a_wrong_use_of_a_magic_is_shown_once_as_without_workers(kernel):
+    outputs = [kernel.run("%none_such 3"), run(kernel, "%none_such 3")]
+    assert outputs[0].stderr.strip() == outputs[1].stderr.strip() != ""
+
+
 def test_exception_class_of_the_cell_keeps_its_type(kernel):
     kernel.run("class Odd(Exception):\n    pass")
     output = kernel.run(
@@ -92,7 +119,8 @@ def test_exception_class_of_the_cell_keeps_its_type(kernel):
     ("body", "message"),
     [
         ("input('name? ')", "input() does not work on a worker"),
-        ("breakpoint()\nx = 1", "neither do debuggers"),
+        ("import getpass\ngetpass.getpass()", "neither do getpass() and debuggers"),
+        ("breakpoint()\nx = 1", "neither do getpass() and debuggers"),
         ("exit()", "the cell called exit() with 0; the workers keep running"),
         ("import sys; sys.exit(7)", "the cell called exit() with 7; the workers keep running"),
     ],

@@ -20,6 +20,13 @@ def test_names_go_out_and_come_back(kernel):
     assert kernel.value("(result, seen, same is seen, fresh)") == (12.0, [12.0], True, {"a": [1, 2]})
 
 
+def test_functions_that_a_cell_imports_come_back_as_they_are(kernel):
+    done(kernel, "from os import remove\nfrom torch import save, zeros\nfrom torch.nn.utils import clip_grad_norm_")
+    kernel.run("import os, torch")
+    assert kernel.value("(remove is os.remove, save is torch.save, zeros is torch.zeros)") == (True, True, True)
+    assert kernel.value("clip_grad_norm_ is torch.nn.utils.clip_grad_norm_") is True
+
+
 def test_a_function_sees_names_that_are_bound_later(kernel):
     kernel.run("rate = 1\ndef read_rate():\n    return rate")
     done(kernel, "rate = 7\nanswer = read_rate()")
@@ -62,11 +69,35 @@ def test_value_of_the_last_expression_and_rich_display(kernel):
     assert [data.get("text/html") for data in output.displays[1:2]] == ["<b>bold</b>"]
     assert output.texts[2] == "{'answer': 42}"
     assert len(done(kernel, "42;").displays) == 1
+    done(kernel, "import numpy\nnumpy.float32(0.25)")
+    assert kernel.value("float(_)") == 0.25
+
+
+def test_a_value_that_displays_itself_is_displayed_once(kernel):
+    body = "class Own:\n    def _ipython_display_(self): print('shown')\nOwn()"
+    output = done(kernel, body)
+    assert (output.stdout, len(output.displays)) == ("shown\n", 1)  # the receipt
 
 
 def test_pictures_of_matplotlib_are_shown(kernel):
     output = done(kernel, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
     assert any("image/png" in data for data in output.displays)
+
+
+def test_figures_have_the_notebooks_formats(kernel):
+    body = "import matplotlib.pyplot as plt\nfigure, axes = plt.subplots()\nplt.show()"
+    setup(kernel, "%matplotlib inline\n%config InlineBackend.figure_format = 'svg'")
+    assert "image/svg+xml" in done(kernel, body).displays[1]
+    setup(kernel, "%config InlineBackend.figure_format = 'png'")
+    assert "image/png" in done(kernel, body).displays[1]
+
+
+def test_all_values_are_shown_if_the_notebook_shows_all(kernel):
+    shown = "get_ipython().ast_node_interactivity = {!r}"
+    setup(kernel, shown.format("all"))
+    assert done(kernel, "1 + 1\n2 + 1\nx = 4").texts[1:] == ["2", "3"]
+    setup(kernel, f"x = 1\n{shown.format('last_expr')}")
+    assert done(kernel, "1 + 1\n2 + 1").texts[1:] == ["3"]
 
 
 def test_progress_bars_stay_one_bar(kernel):
@@ -78,6 +109,15 @@ def test_progress_bars_stay_one_bar(kernel):
 def test_magics_shell_commands_and_await_work(kernel):
     output = done(kernel, "import asyncio\nawait asyncio.sleep(0)\n!echo from the shell\n%env HOME")
     assert "from the shell" in output.stdout.splitlines()[0]
+
+
+def test_aliases_of_magics_work_and_magics_of_ipython_stay_as_they_are(kernel):
+    setup(kernel, "%alias_magic once timeit -p '-n 1 -r 1'")
+    done(kernel, "counts = []\n%once counts.append(1)\nlast = len(counts)")
+    assert kernel.value("(counts, last)") == ([1], 1)
+    setup(kernel, "from accel_nb.notebook.cells.own_magics import replace_magics\nshell = get_ipython()")
+    code = "get_ipython().run_line_magic('psource', 'len')\n"
+    assert kernel.value(f"replace_magics({code!r}, shell, {{}})") == code
 
 
 def test_code_detects_the_notebook_by_the_name_of_its_shell(kernel):
@@ -123,6 +163,23 @@ def test_other_ranks_are_folded_and_shown_on_demand(kernel):
 def test_a_cell_can_run_on_some_ranks_only(kernel):
     output = done(kernel, "print(accelerator.process_index)", "--cpus 2 --ranks 1")
     assert output.stdout == "1\n"
+
+
+def test_a_cell_on_some_ranks_computes_writes_and_runs_commands_by_itself(kernel, tmp_path):
+    setup(
+        kernel,
+        "import subprocess, torch\nmodel = torch.nn.Linear(2, 1)\ndata = torch.ones(16, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nloader = torch.utils.data.DataLoader(data, 8)",
+    )
+    flags = "--cpus 2 --ranks 1 --timeout 60"
+    read = "with torch.no_grad(): print(optimizer.param_groups[0]['lr'], *(model(x).shape for x in loader))"
+    assert done(kernel, read, flags).stdout == "0.1 torch.Size([8, 1]) torch.Size([8, 1])\n"
+    done(kernel, "model(data).mean().backward()\noptimizer.step()\noptimizer.zero_grad()")
+    assert done(kernel, read, flags).stdout == "0.1 torch.Size([8, 1]) torch.Size([8, 1])\n"
+    path = tmp_path / "text"
+    done(kernel, f"with open({str(path)!r}, 'a') as file: file.write('written once')", "--cpus 3 --ranks 1,2")
+    assert path.read_text() == "written once"
+    assert done(kernel, "print(subprocess.check_output(['echo', 'run']))", flags).stdout == "b'run\\n'\n"
 
 
 @pytest.mark.parametrize("body", ["", "\n\n", "# only a comment\n# and another"])

@@ -40,6 +40,7 @@ def refused(output: Output, kind: str, *words: str, num_lines: int = 1) -> None:
     ("code", "kind", "words", "num_lines"),
     [
         ("notebook_launcher(one, num_processes=-1)", "ConfigError", "notebook_launcher(num_processes=-1)", 1),
+        ("notebook_launcher(one, args=(3), num_processes=1)", "ConfigError", "args is a int: give a tuple or list", 1),
         ("notebook_launcher(one, num_processes=2, nothing=3)", "ConfigError", "nothing is not an option", 1),
         ("notebook_launcher(lambda: lock, num_processes=1)", "ShippingError", "_thread._local", 1),
         ("notebook_launcher(misuse, num_processes=1)", "MisuseError", "Accelerator().backward(3)\n", 3),
@@ -62,6 +63,14 @@ def test_errors_say_what_is_wrong_and_show_no_code_but_the_users(
     kernel: Kernel, code: str, kind: str, words: str, num_lines: int
 ):
     refused(kernel.run(code), kind, words, num_lines=num_lines)
+
+
+def test_a_folder_that_was_deleted_is_named(kernel: Kernel, tmp_path):
+    done(kernel, "pass", "--cpus 1")
+    setup(kernel, f"import os\nfolder = os.getcwd()\nos.chdir({str(tmp_path)!r})\nos.rmdir({str(tmp_path)!r})")
+    refused(run(kernel, "pass", "--cpus 1"), "PoolError", "the notebook's folder was deleted")
+    setup(kernel, "os.chdir(folder)")
+    done(kernel, "pass", "--cpus 1")
 
 
 def test_names_of_no_run_and_no_variable_are_refused(kernel: Kernel):

@@ -84,24 +84,28 @@ def test_an_attribute_that_cannot_be_sent_is_named_and_costs_nothing_else(kernel
 def test_a_script_of_run_trains_as_the_cell_does(kernel, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
-        "import sys\nimport torch\n"
-        "batches = torch.utils.data.DataLoader(torch.arange(8.0).reshape(8, 1), batch_size=4)\n"
+        "from __future__ import annotations\nimport sys\nimport torch\ndef scale(value: Undefined): return value\n"
+        "text = 'a\u2028b'\nbatches = torch.utils.data.DataLoader(torch.arange(8.0).reshape(8, 1), batch_size=4)\n"
         "for x in batches:\n    loss = net(x).square().mean()\n    loss.backward()\n"
         "    opt.step()\n    opt.zero_grad()\n"
-        "arguments = sys.argv[1:]\n"
+        "arguments = sys.argv[1:]\n",
+        encoding="utf-8",
     )
     build = (
         "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.manual_seed(0)\nnet = torch.nn.Linear(1, 1)\n"
         "opt = torch.optim.SGD(net.parameters(), 0.001)"
     )
     setup(kernel, f"{build}\n%run -i {script} --fast")
-    expected = kernel.value("(net.weight.item(), arguments)")
+    expected = kernel.value("(net.weight.item(), arguments, text, sys.argv, sys.path)")
     setup(kernel, build)
     done(kernel, f"%run -i {script} --fast")
-    weight, arguments = kernel.value("(net.weight.item(), arguments)")
+    weight, *others = kernel.value("(net.weight.item(), arguments, text, sys.argv, sys.path)")
     setup(kernel, "torch.set_default_dtype(torch.float32)")
     assert weight == pytest.approx(expected[0], abs=1e-12)
-    assert arguments == expected[1] == ["--fast"]
+    assert others == [*expected[1:]]
+    assert others[0] == ["--fast"]
+    setup(kernel, "def later(value: int): pass")
+    assert kernel.value("later.__annotations__['value'] is int") is True
 
 
 def test_a_script_that_is_missing_or_raises_is_an_error_of_the_cell(kernel, tmp_path):

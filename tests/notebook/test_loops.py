@@ -253,3 +253,27 @@ result = [value.detach().sum().item() for value in model.parameters()]
     assert output.error[0] == "MisuseError"
     assert "inside of the backward pass" in output.error[1]
     assert "accelerator.backward" not in output.traceback
+
+
+ACCUMULATED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(3, 2).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+batches = [torch.randn(4, 3, dtype=torch.float64) for _ in range(4)]
+"""
+
+
+@pytest.mark.parametrize("number", [4, 3])
+def test_gradients_of_a_closed_window_come_back(kernel: Kernel, number: int) -> None:
+    setup(kernel, ACCUMULATED)
+    body = "optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()"
+    output = done(kernel, f"for x in batches[:{number}]:\n    {body}", "--cpus 2 --accumulate 2")
+    if number == 3:  # the last window is open
+        assert kernel.value("model.weight.grad is None")
+        assert "the gradients of its models stay on the workers" in output.stderr
+        return
+    setup(kernel, "found, model.weight.grad = model.weight.grad, None")
+    setup(kernel, "for x in batches[2:]:\n    (model(x).square().mean() / 2).backward()")
+    assert kernel.value("(found - model.weight.grad).abs().max().item()") < 1e-12

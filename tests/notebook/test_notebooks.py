@@ -371,8 +371,12 @@ def test_demo_runs_a_notebook_and_extracts_pictures(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
+    out.mkdir()
+    for name in ("small-2.png", "small-of-mine.png"):
+        (out / name).touch()
     assert main(["demo", "--notebook", str(small), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
+    assert sorted(path.name for path in out.glob("*.png")) == ["small-1.png", "small-of-mine.png"]
     assert "accuracy: 100%" in printed
     assert "run time" in printed
     assert (out / "small-1.png").read_bytes().startswith(b"\x89PNG")

@@ -115,7 +115,7 @@ class CoreWidgets:
 
 
 @pytest.mark.nightly
-def test_kaggles_panel_is_made_of_core_widgets_and_steers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_kaggles_panel_is_made_of_core_widgets_and_controls_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     with running_kernel() as kernel:

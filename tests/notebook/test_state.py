@@ -17,6 +17,16 @@ SGD = "SGD(model.parameters(), lr=0.1)"
 STEP = "model(data).pow(2).mean().backward()\noptimizer.step()\noptimizer.zero_grad()\n"
 SAME = "print(accelerator.reduce(model.weight.detach().clone(), 'mean').sub(model.weight).abs().max().item() < 1e-7)"
 
+INTERRUPT_AT_THE_END = """
+import signal
+from accel_nb.notebook.session import post_mortem
+here, describe = 2, post_mortem.describe_out_of_memory
+def interrupt(*values):
+    post_mortem.describe_out_of_memory = describe
+    signal.raise_signal(signal.SIGINT)
+post_mortem.describe_out_of_memory = interrupt
+"""
+
 
 @pytest.mark.parametrize("optimizer", [SGD, "AdamW(model.parameters(), lr=0.1, fused=True)"])
 def test_every_cell_brings_its_training_back(kernel, optimizer):
@@ -35,6 +45,35 @@ def test_a_cell_after_a_death_has_the_notebooks_values_on_every_rank(kernel):
     output = done(kernel, f"{STEP}")
     assert output.error is None
     assert done(kernel, f"accelerator\n{SAME}").stdout == "True\n"
+
+
+def test_a_worker_that_status_finds_dead_has_the_notebooks_values_after_it(kernel):
+    setup(kernel, "there = 1")
+    done(kernel, "there")
+    session = "get_ipython().magics_manager.registry['AccelerateMagics'].session"
+    setup(
+        kernel, f"import psutil\nprocess = psutil.Process({session}.status().pids[1])\nprocess.kill(), process.wait(20)"
+    )
+    assert "rank 1" in kernel.run("%accelerate status").stdout
+    assert done(kernel, "print(there)").stdout == "1\n"
+
+
+def test_values_come_back_if_an_interrupt_arrives_as_the_cell_has_ended(kernel):
+    setup(kernel, INTERRUPT_AT_THE_END)
+    output = run(kernel, "here = 10")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    assert kernel.value("here") == 10
+    assert done(kernel, "print(here)").stdout == "10\n"
+
+
+def test_training_comes_back_if_the_end_of_the_run_fails(kernel):
+    setup(kernel, f"{MODEL.format(optimizer=SGD)}\nbefore = model.weight.detach().clone()")
+    fail = "def fail():\n    del accelerator.end_run\n    raise OSError('no space')\naccelerator.end_run = fail\n"
+    output = run(kernel, f"{fail}with torch.no_grad(): model.weight += 1")
+    assert output.error == ("OSError", "no space")
+    assert kernel.value("(model.weight - before).unique().tolist()") == [1.0]
+    assert done(kernel, "print((model.weight - before).unique().tolist())").stdout == "[1.0]\n"
 
 
 def test_prepared_objects_of_an_explicit_cell_stay_prepared_under_other_flags(kernel):
@@ -305,6 +344,7 @@ def test_a_keyboard_interrupt_of_the_cells_own_is_an_error(kernel):
     output = run(kernel, "raise KeyboardInterrupt('mine')")
     assert output.error is not None
     assert output.error[0] == "KeyboardInterrupt"
+    assert "raise KeyboardInterrupt('mine')" in output.traceback
 
 
 @pytest.mark.parametrize(

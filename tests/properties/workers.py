@@ -139,7 +139,9 @@ class Workers:
             results, reason = self._pool.run(
                 "run", bodies, recorder, payloads=packed.payloads, timeout_s=CELL_S, poll_s=0.05
             )
-            return [read_answer(result) for result in results], reason
+            answers = [read_answer(result) for result in results]
+            self._session.record_answers(packed, answers)
+            return answers, reason
         finally:
             close_all(packed.payloads.values())
 

@@ -68,6 +68,27 @@ def test_a_rank_that_comes_late_makes_what_the_first_one_has_made(tmp_path: Path
     assert first["left"] == [0.0, 0.0, 0.0], "the files are those of the first rank"
 
 
+def saves_through_a_link(world: World, folder: Path) -> float | None:
+    """Save what is absent, by a path through a link, in code that rank 1 runs when rank 0 has ended it."""
+    path, ended = folder / "link" / "weights.pt", folder / "ended"
+    with plain_cells(world):
+        if world.rank == 1:
+            assert wait_for(ended.exists, 30)
+        is_absent = not path.exists()
+        if is_absent:
+            torch.save(torch.tensor(float(world.rank)), path)
+        if world.rank == 0:
+            ended.touch()
+        dist.barrier()
+    return torch.load(path).item() if is_absent else None
+
+
+def test_a_rank_that_comes_late_finds_nothing_new_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    assert run_ranks(saves_through_a_link, 2, tmp_path) == [0.0, 0.0]
+
+
 def two_cells(world: World, folder: Path) -> list[bool]:
     """Return what each rank finds of a file that rank 0 creates in the cell before."""
     found: list[bool] = []

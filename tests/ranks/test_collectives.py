@@ -228,7 +228,7 @@ def test_scatter_divides_what_one_rank_has() -> None:
     ]
     assert [fact[0][1]["y"][1][0][2] for fact in facts] == [[0.0], [1.0], []]
     assert [fact[0][1]["y"][1][1] for fact in facts] == [("torch.int8", [], 9)] * 3
-    assert facts[0][1] == ["all_gather", "all_gather", "scatter"]
+    assert facts[0][1] == ["all_gather", "scatter"]
     assert [fact[2][0] for fact in facts] == ["Point"] * 3
     assert [fact[2][1][1][1][1] for fact in facts] == [[2, 1], [1, 1], [1, 1]]
 
@@ -281,6 +281,10 @@ def differ(world: World) -> dict[str, str]:
         (accelerator.pad_across_processes if world.rank == 1 else accelerator.gather)(torch.ones(2))
     except MisuseError as error:
         said["call"] = str(error)
+    try:
+        (accelerator.gather_object if world.rank == 1 else accelerator.gather)(torch.ones(2))
+    except MisuseError as error:
+        said["objects"] = str(error)
     assert accelerator.gather(torch.tensor(world.rank)).tolist() == [0, 1, 2]
     return said
 
@@ -291,7 +295,8 @@ def test_ranks_that_differ_are_reported_on_every_rank_and_none_hangs() -> None:
         assert {name: text.partition(" cannot")[2] for name, text in said.items()} == {
             name: text.partition(" cannot")[2] for name, text in first.items()
         }
-    assert set(first) == {*WRONG, "call"}
+    assert set(first) == {*WRONG, "call", "objects"}
+    assert first["objects"].splitlines()[1:3] == ["  rank 0: gather of float32[2]", "  rank 1: gather_object"]
     assert "rank 1 differs" in first["shape"]
     assert "rank 0: gather of float32[2, 3]" in first["shape"]
     assert "rank 1: gather of float32[2, 4]" in first["shape"]
@@ -326,6 +331,31 @@ def differ_in_debug_mode(world: World) -> list[str]:
     accelerator.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()
     return said
+
+
+class OffHost(torch.Tensor):
+    """Stands for a tensor on a device."""
+
+    is_cpu = False  # type: ignore[assignment]
+
+    def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def gathers_from_host_and_device(world: World) -> list[Any]:
+    accelerator = Accelerator(world=world, cpu=True)
+
+    def own(rows: int) -> torch.Tensor:
+        made = torch.full((rows,), float(world.rank + 1))
+        return made.as_subclass(OffHost) if world.rank else made
+
+    short = [accelerator.gather(own(2)).tolist(), [part.tolist() for part in accelerator.gather([own(1), own(2)])]]
+    return [*short, [accelerator.gather_for_metrics(own(2)).tolist(), accelerator.gather(own(3000)).sum().item()]]
+
+
+def test_tensors_may_be_on_the_host_on_one_rank_and_on_a_device_on_another() -> None:
+    expected = [[1, 1, 2, 2], [[1, 2], [1, 1, 2, 2]], [[1, 1, 2, 2], 9000]]
+    assert run_ranks(gathers_from_host_and_device, 2) == [expected] * 2
 
 
 def test_debug_mode_names_the_rank_that_differs_before_every_collective() -> None:

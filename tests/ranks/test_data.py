@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -202,6 +203,60 @@ def test_rows_of_no_sample_are_an_error_on_every_rank_where_samples_were_repeate
 
     assert "5 rows from a batch of 4 samples, the last 3 of which even_batches has repeated" in first
     assert "5 rows from a batch of 4 samples, the last 4" in second
+
+
+def gathers_other_containers(world: World, count: int) -> dict[str, list[Any]]:
+    accelerator = Accelerator(world=world, cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=True))
+    loader = accelerator.prepare(DataLoader(Numbers(count), batch_size=4))
+    found: dict[str, list[Any]] = {"array": [], "dict": [], "lists": [], "beside": [], "words": []}
+    for item in loader:
+        x, tokens = item["x"].numpy(), [[int(value)] * 2 for value in item["x"]]
+        found["array"] += [int(value) for part in accelerator.gather_for_metrics(x) for value in part]
+        for part in accelerator.gather_for_metrics({"a": x, "b": (tokens, "note")}):
+            assert [int(value) for value in part["a"]] == [first for first, _ in part["b"][0]]
+            found["dict"] += part["a"].tolist()
+        found["lists"] += [value for part in accelerator.gather_for_metrics([x.tolist()] * 3) for value in part]
+        beside = accelerator.gather_for_metrics({"tensor": item["x"], "array": x[:, None], "list": x.tolist()})
+        assert beside["tensor"].tolist() == beside["array"][:, 0].tolist() == beside["list"]
+        found["beside"] += beside["list"]
+        words = accelerator.gather_for_metrics(np.array([[f"n{value:.0f}"] for value in x]), use_gather_object=True)
+        found["words"] += [int(word[1:]) for part in words for [word] in part]
+    accelerator.close()
+    return found
+
+
+@pytest.mark.parametrize("count", [9, 14])
+def test_arrays_and_nested_lists_hold_each_sample_once(count: int) -> None:
+    expected = list(range(count))
+    for found in run_ranks(gathers_other_containers, 2, count):
+        lists = found.pop("lists")
+        assert sorted(lists) == sorted(expected * 3)
+        for name, values in found.items():
+            assert values == expected, name
+
+
+def gathers_different_kinds(world: World) -> list[str]:
+    accelerator, messages = Accelerator(world=world, cpu=True), []
+    rows = torch.ones(2)
+    for mine, others in (
+        (rows, None),
+        (rows, rows.tolist()),
+        ({"a": rows, "b": [1]}, {"a": rows, "b": None}),
+        ({"a": rows}, rows),
+    ):
+        with pytest.raises(MisuseError) as caught:
+            accelerator.gather_for_metrics(others if world.rank else mine)
+        messages.append(str(caught.value))
+    messages += map(str, accelerator.gather_for_metrics({"a": rows, "note": world.rank})["a"].tolist())
+    return messages
+
+
+def test_values_of_different_kinds_are_an_error_on_every_rank() -> None:
+    first, second = run_ranks(gathers_different_kinds, 2)
+    assert [text.partition(" cannot")[2] for text in first] == [text.partition(" cannot")[2] for text in second]
+    assert "rank 0: gather of [float32[2]]\n  rank 1: gather_object" in first[0]
+    assert "rank 0: gather of {'a': float32[2], 'b': []}\n  rank 1: gather of {'a': float32[2], 'b': None}" in first[2]
+    assert first[4:] == ["1.0"] * 4
 
 
 def scalars_of_ranks(world: World, count: int) -> list[list[int]]:

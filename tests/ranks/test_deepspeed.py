@@ -117,7 +117,7 @@ def test_training_equals_one_process_and_comes_back(size: int) -> None:
         assert stages[2]["parameters"] < 0.7 * stages[1]["parameters"]
 
 
-def steers(world: World, stage: int) -> list[Tensor]:
+def controls_the_run(world: World, stage: int) -> list[Tensor]:
     """Clip, throw gradients away, change weights, load the optimizer: each of these counts, at once."""
     model, optimizer = language()
     accelerator = build(world, zero_stage=stage, persistent_size=20)
@@ -156,7 +156,7 @@ def test_clipping_dropping_and_loading_count_at_once(stage: int) -> None:
         optimizer.zero_grad()
     first = torch.cat([value.flatten() for value in model.state_dict().values()])
     run_alone(model, optimizer, range(3, 5))
-    for found in run_ranks(steers, 2, stage):
+    for found in run_ranks(controls_the_run, 2, stage):
         torch.testing.assert_close(found[0], first, rtol=0, atol=2e-5)
         torch.testing.assert_close(found[1], flat(model), rtol=0, atol=2e-5)
 
@@ -300,6 +300,15 @@ def test_weights_are_exported_in_16_bits_a_file_at_a_time(tmp_path: Path) -> Non
         torch.testing.assert_close(value, expected[name].bfloat16(), rtol=0, atol=0)
 
 
+class Centered(torch.optim.SGD):
+    """An optimizer that subtracts the mean of each gradient."""
+
+    def step(self, closure: Any = None) -> Any:
+        for value in self.param_groups[0]["params"]:
+            value.grad -= value.grad.mean()
+        return super().step(closure)
+
+
 def refusals(world: World) -> list[str]:
     def tell(*objects: Any, **options: Any) -> str:
         try:
@@ -320,17 +329,19 @@ def refusals(world: World) -> list[str]:
         tell(model, torch.optim.SGD(half[:2], lr=0.1), torch.optim.SGD(half, lr=0.1)),
         tell(*pair, both, zero_stage=3),
         tell(*language(has_single=True), zero_stage=3),
+        tell(model, Centered(model.parameters(), lr=0.1)),
     ]
 
 
 def test_what_cannot_work_is_refused_before_training() -> None:
-    for double, untested, two, twice, stage3, single in run_ranks(refusals, 2):
+    for double, untested, two, twice, stage3, single, derived in run_ranks(refusals, 2):
         assert "float64" in double
         assert "LBFGS is not known to treat each element" in untested
         assert "two optimizers step the Language, and stage 3" in two
         assert "two optimizers step scale of the Language, and" in twice
         assert "--zero-stage 2" in stage3
         assert "scale of the Language is a single number" in single
+        assert "Centered is not known to treat each element" in derived
 
 
 def without_package(world: World) -> str:

@@ -82,6 +82,25 @@ def test_a_rate_that_the_schedule_undoes_is_an_error() -> None:
         step(model, optimizer, scheduler)
 
 
+def test_a_rate_that_the_schedule_keeps_is_no_error() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.3  # of a warm-up
+    step(model, optimizer, scheduler)
+    assert optimizer.param_groups[0]["lr"] == 0.3
+
+
+def test_a_sparse_gradient_without_rows_is_checked() -> None:
+    model = nn.EmbeddingBag(4, 2, sparse=True, mode="sum")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model, optimizer)
+    accelerator.backward(model(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)).sum())
+    optimizer.step()
+    accelerator.close()
+
+
 def one_rank_changes_its_weights(world: World) -> str:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

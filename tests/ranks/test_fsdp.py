@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.world import World
@@ -134,6 +135,67 @@ def test_norms_are_those_of_the_whole_model(size: int, options: dict[str, Any]) 
         assert norms[0] == pytest.approx(float(nn.utils.get_total_norm(gradients, float("inf"))))
         assert norms[1] == pytest.approx(float(nn.utils.get_total_norm(gradients)))
         torch.testing.assert_close(weights, by_hand(range(3), clip=0.05), rtol=0, atol=1e-8)
+
+
+def clips_one_row(world: World) -> list[tuple[float, str]]:
+    """Clip gradients of a layer of one row, of which the second rank holds nothing, in float64 and bf16."""
+    found: list[tuple[float, str]] = []
+    for dtype in (torch.float64, torch.bfloat16):
+        model = nn.Linear(3, 1).to(dtype)
+        nn.init.ones_(model.weight)
+        nn.init.zeros_(model.bias)
+        accelerator = build(world)
+        accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        accelerator.backward(model(torch.ones(2, 3, dtype=dtype)).sum())
+        norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        found.append((round(float(norm), 6), str(norm.dtype)))
+        accelerator.close()
+    return found
+
+
+def test_a_rank_without_a_shard_adds_to_the_norm_in_its_dtype() -> None:
+    assert run_ranks(clips_one_row, 2) == [[(4.0, "torch.float64"), (4.0, "torch.bfloat16")]] * 2
+
+
+class Single(nn.Module):
+    """A model with a factor, and a number that takes no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.tensor(1.5))
+        self.unused = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+def train_single() -> tuple[list[float], float, bool]:
+    torch.manual_seed(0)
+    model = Single().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradients: list[float] = []
+    optimizer.zero_grad()
+    for _ in range(2):
+        model(x).square().mean().backward()
+        gradients.append(float(model.scale.grad))  # pyright: ignore[reportArgumentType]
+    optimizer.step()
+    return gradients, model.unused.item(), model.unused.grad is None
+
+
+def single_in_a_cell(world: World) -> tuple[list[float], float, bool]:
+    accelerator = Accelerator(world=world, cpu=True, strategy="fsdp")
+    with PlainCells(accelerator).run_cell():
+        found = train_single()
+    accelerator.close()
+    return found
+
+
+def test_single_numbers_have_the_gradients_of_one_process_after_each_pass() -> None:
+    gradients, *others = train_single()
+    for found, *rest in run_ranks(single_in_a_cell, 2):
+        assert found == pytest.approx(gradients, abs=1e-12)
+        assert rest == others == [2.0, True]
 
 
 def shares_memory(world: World) -> tuple[int, int, int]:

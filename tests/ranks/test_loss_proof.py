@@ -128,6 +128,11 @@ UNPROVEN: dict[str, tuple[Loss, str]] = {
     "a count read as a number": (lambda b: ((b.out - b.y) ** 2 * b.mask).sum() / b.mask.sum().item(), "`div`"),
     "chosen values": (lambda b: F.mse_loss(b.out[b.mask.bool()], b.y[b.mask.bool()]), "`mse_loss`"),
     "variance": (lambda b: F.mse_loss(b.out, b.y) + b.out.var(0).mean(), "`var` of samples with each other"),
+    "columns of limited norm": (lambda b: F.mse_loss(b.out.renorm(2, 1, 0.5), b.y), "`renorm` of samples"),
+    "samples as filters": (
+        lambda b: F.conv1d(b.out[:, None], b.y[:, None]).square().mean(),
+        "`convolution` of",
+    ),
     "distances of all to all": (lambda b: torch.cdist(b.out, b.out).mean(), "of samples with each other"),
     "wrongly broadcast": (lambda b: ((b.out[:, 0] - b.y[:, :1]) ** 2).mean(), "`sub` of samples with each other"),
 }

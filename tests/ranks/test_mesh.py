@@ -187,6 +187,10 @@ def refuse(world: World) -> None:
         layers.up(torch.zeros(2, 4))
     with pytest.raises(MisuseError, match="each rank holds shards"), accelerator.join_uneven_inputs([layers]):
         pass
+    accelerator.free_memory()
+    layers.up.register_forward_hook(lambda *_: None)  # the plan is not that of before
+    with pytest.raises(MisuseError, match=r"finds no layers to divide in TwoLayers \(TwoLayers: hooks read or change"):
+        accelerator.prepare(layers, torch.optim.SGD(layers.parameters(), lr=0.1))
     accelerator.close()
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tp": 3}, "mesh.tp is 3, which does not divide the 4 workers; use one of 1, 2, 4"),

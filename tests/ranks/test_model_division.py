@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.runtime.world import World
+from tests.ranks.argument_programs import OF_ARGUMENTS
+from tests.ranks.changed_programs import CHANGED
 from tests.ranks.launch import run_ranks
 from tests.ranks.recorded_run import Run, Values, loader, mlp, sgd, squared, train
 from tests.ranks.undivided_programs import UNDIVIDED
@@ -557,7 +559,7 @@ DIVIDED = [
 ]  # fmt: skip
 
 
-PROGRAMS = {program.__name__: program for program in (*DIVIDED, *UNDIVIDED)}
+PROGRAMS = {program.__name__: program for program in (*DIVIDED, *UNDIVIDED, *CHANGED, *OF_ARGUMENTS)}
 
 
 def of_one_device(name: str) -> Run:

@@ -316,3 +316,78 @@ def everything_else(world: World, folder: Path) -> None:
 @pytest.mark.nightly
 def test_checkpoints_dropout_transformers_and_refusals(tmp_path: Path) -> None:
     run_ranks(everything_else, 4, tmp_path, timeout_s=200)
+
+
+class Normalizing(nn.Module):
+    """Batch normalization in the blocks, before and after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        self.unused = nn.Parameter(torch.tensor(1.0))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Centering(nn.Module):
+    """Blocks that compute with all rows of a batch in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Centered() for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Centered(nn.Linear):
+    """A layer of four features."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = super().forward(input)
+        return output - output.mean(0) if self.training else output
+
+
+def step_with_buffers(world: World, micro_batches: int) -> list[Tensor]:
+    """Return outputs, weights and buffers of a model that is still divided, less those of one process."""
+
+    def made_model() -> nn.Module:
+        torch.manual_seed(5)
+        return (Normalizing() if micro_batches == 1 else Centering()).double()
+
+    alone, model = made_model(), made_model()
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    accelerator = build(world, config={"mesh": {"pp": 2, "micro_batches": micro_batches}})
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    differences: list[Tensor] = []
+    for _ in range(2):
+        expected, found = alone(x), model(x)
+        torch.autograd.backward(expected.square().mean())
+        accelerator.backward(found.square().mean())
+        differences.append(found.detach() - expected.detach())
+    differences += [a.double() - b.double() for a, b in zip(model.buffers(), alone.buffers(), strict=True)]
+    accelerator.close()
+    for found, expected in zip(_gradients(model), _gradients(alone), strict=True):
+        assert (found is None) == (expected is None)
+        differences += [] if found is None else [found - expected]
+    return differences
+
+
+def _gradients(model: nn.Module) -> list[Any]:
+    return [value.grad for value in model.parameters()]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_buffers_and_statistics_in_training_are_those_of_one_process(micro_batches: int) -> None:
+    for differences in run_ranks(step_with_buffers, 2, micro_batches):
+        assert max(float(value.abs().max()) for value in differences) < CLOSE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -173,22 +174,25 @@ def count_live_activations(world: World) -> None:
         accelerator.prepare(model, *made)
         live, peak = 0, 0
 
-        def count(block: Any, args: Any, output: Tensor) -> None:
+        def counted(compute: Any, x: Tensor) -> Tensor:
             nonlocal live, peak
+            output = compute(x)
             if output.requires_grad:
                 live += 1
                 peak = max(peak, live)
                 output.register_hook(end)
+            return output
 
         def end(gradient: Tensor) -> None:
             nonlocal live
             live -= 1
 
-        handles = [block.register_forward_hook(count) for block in model.blocks]
+        for block in model.blocks:
+            block.forward = functools.partial(counted, block.forward)
         pipeline = accelerator.pipeline(model, token_loss, schedule=schedule)
         pipeline.step(tokens(0)[0], target=tokens(0)[1])
-        for handle in handles:
-            handle.remove()
+        for block in model.blocks:
+            del block.forward
         accelerator.close()
         if world.rank < 2:  # the ranks of the first stage
             assert (peak, live) == (most, 0), (schedule, peak, live)

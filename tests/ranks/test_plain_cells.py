@@ -208,6 +208,31 @@ def searching_cell() -> list[Weights]:
     return [flat(model), losses]
 
 
+def searching_by_another_loss_cell() -> list[Weights]:
+    """Closures that return another loss than that of their backward pass: before scaling, as a number, one of two."""
+    found = []
+    for kind in ("scaled", "number", "one of two"):
+        torch.manual_seed(5)
+        model = Net().double()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+        losses = []
+        for x, y in DataLoader(data(), batch_size=4):
+
+            def closure(x: Tensor = x, y: Tensor = y, optimizer: Any = optimizer, model: Any = model) -> Tensor | float:
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x), y)
+                if kind == "one of two":  # noqa: B023
+                    nn.functional.l1_loss(model(x), y).backward()
+                    loss.backward()
+                else:
+                    (loss / 2).backward()
+                return loss.item() if kind == "number" else loss  # noqa: B023
+
+            losses.append(float(optimizer.step(closure)))
+        found += [flat(model), losses]
+    return found
+
+
 def sparse_cell() -> list[Weights]:
     torch.manual_seed(5)
     model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 2)).double()
@@ -260,7 +285,7 @@ def engine_cell() -> list[Weights]:
 
 CELLS = [
     engine_cell, fitting_cell, function_cell, trainer_cell, two_closures_cell, frozen_after_the_optimizer_cell,
-    searching_cell, sparse_cell, loose_cell,
+    searching_cell, searching_by_another_loss_cell, sparse_cell, loose_cell,
 ]  # fmt: skip
 
 

@@ -85,6 +85,37 @@ def test_gradients_kept_back_are_averaged_when_asked_for() -> None:
         torch.testing.assert_close(torch.tensor(weights), expected)
 
 
+def nested_blocks(world: World) -> list[float]:
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator.prepare(model, optimizer)
+
+    def gradient() -> float:
+        model.weight.grad = None
+        accelerator.backward(2 * model(torch.full((1, 1), float(world.rank))).sum())
+        assert model.weight.grad is not None
+        return float(model.weight.grad)
+
+    found = []
+    with accelerator.no_sync(model):
+        with accelerator.no_sync(model):
+            found.append(gradient())
+        found.append(gradient())
+        with accelerator.trigger_sync_in_backward(model):
+            found.append(gradient())
+        found.append(gradient())
+        for _ in range(2):  # the second one closes a window
+            with accelerator.accumulate(model):
+                found.append(gradient())
+    accelerator.close()
+    return found
+
+
+def test_blocks_without_averaging_may_be_nested() -> None:
+    assert run_ranks(nested_blocks, 2) == [[0, 0, 0.5, 0, 0, 0], [1, 1, 0.5, 1, 1, 1]]
+
+
 def draws(world: World, rng_types: list[str] | None) -> list[float]:
     accelerator = Accelerator(seed=3, rng_types=rng_types)
     loader = accelerator.prepare(DataLoader(range(4), batch_size=1))

@@ -45,9 +45,10 @@ def one_case(world: World, kind: str, strategy: str, clip: float | None, accumul
     accelerator.prepare(model, loader, *made)
     lengths: list[int] = []
     attention = model.get_submodule("blocks.0.attention")
-    hook = attention.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[1]))
+    compute = attention.forward
+    attention.forward = lambda x: (lengths.append(x.shape[1]), compute(x))[1]
     train(accelerator, model, made, loader, clip)
-    hook.remove()
+    del attention.forward
     assert set(lengths) == {3 if accelerator.components.groups.cp.world.rank == 0 else 2}
     assert_equal_copies(accelerator, model)
     whole = accelerator.get_state_dict(model)
@@ -292,3 +293,25 @@ def everything_else(world: World, folder: Path) -> None:
 @pytest.mark.nightly
 def test_blocks_checkpoints_transformers_and_refusals(tmp_path: Path) -> None:
     run_ranks(everything_else, 4, tmp_path, timeout_s=200)
+
+
+def hooks_are_called_with_whole_sequences(world: World) -> list[Any]:
+    """Return the shapes that a hook on a block gets, and the error of a hook inside of one."""
+    accelerator = build(world, config={"mesh": {"cp": 2}})
+    model, shapes = gpt(), list[Any]()
+    model.get_submodule("blocks.0").register_forward_hook(
+        lambda module, args, output: shapes.append(tuple(output.shape))
+    )
+    accelerator.prepare(model, *optimizers(model, "sgd"))
+    model(tokens(0)[0])
+    model.get_submodule("blocks.0.mlp").register_forward_hook(
+        lambda module, args, output: shapes.append(tuple(output.shape))
+    )
+    with pytest.raises(MisuseError, match=r"a hook was registered inside of a Block .* or train with --cp 1"):
+        model(tokens(0)[0])
+    accelerator.close()
+    return shapes
+
+
+def test_hooks_are_called_with_whole_sequences() -> None:
+    assert run_ranks(hooks_are_called_with_whole_sequences, 2) == [[(8, 5, 8)], [(8, 5, 8)]]

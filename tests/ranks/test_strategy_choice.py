@@ -5,12 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
+from accel_nb.accelerator.prepare import strategy_choice
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
@@ -182,6 +184,18 @@ def test_one_sample_is_looked_at_and_random_numbers_stay() -> None:
     accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(Counted(), batch_size=4))
     torch.testing.assert_close(torch.randn(3), expected)
     assert Counted.num_reads == 1
+    accelerator.close()
+
+
+def test_an_error_in_the_choice_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such layer")
+
+    monkeypatch.setattr(strategy_choice, "check_refusals", fail)
+    accelerator = build(World(), "1GiB")
+    model = nn.Linear(4, 4)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert "no plan: RuntimeError: no such layer" in accelerator.describe()["notes"]
     accelerator.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb import DataLoaderConfiguration, DistributedDataParallelKwargs, LocalSGD
 from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.training.run_control import TrainingStopped
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
@@ -227,6 +229,9 @@ def misuses_join(world: World) -> list[str]:
         lambda: accelerator.gather(torch.ones(1)),
         accelerator.wait_for_everyone,
         lambda: accelerator.gather_object(1),
+        accelerator.check_trigger,
+        lambda: accelerator.save_state("unused"),
+        accelerator.main_process_first().__enter__ if world.rank else accelerator.wait_for_everyone,
     ):
         with pytest.raises(MisuseError, match="after the block"), accelerator.join_uneven_inputs([model]):
             call()
@@ -238,6 +243,74 @@ def misuses_join(world: World) -> list[str]:
 
 def test_collectives_of_the_user_are_refused_inside_of_the_block() -> None:
     assert run_ranks(misuses_join, 2) == [["[0, 1]"]] * 2
+
+
+def saves_after_a_join(world: World, folder: str) -> list[str]:
+    model, optimizer, _ = parts()
+    accelerator = Accelerator(world=world, cpu=True, config={"checkpoint": {"dir": folder, "every": 2}})
+    data = DataLoader(batch(0, 0, 8)[0], batch_size=1)  # type: ignore[arg-type]
+    accelerator.prepare(model, optimizer, data)
+
+    def train(x: torch.Tensor) -> None:
+        accelerator.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with accelerator.join_uneven_inputs():
+        for number in range(3 - 2 * world.rank):
+            train(batch(world.rank, number)[0])
+    saved = [accelerator.save_state()]
+    for x in data:
+        train(x)
+    saved += accelerator.end_run()
+    accelerator.close()
+    return [line.partition(" in ")[0].replace(folder, "") for line in saved]
+
+
+def test_ranks_count_the_same_steps_after_a_block_and_save_together(tmp_path: Path) -> None:
+    expected = ["/step_3", "saved step 3, 3, 5, 7 (4)"]  # by the call, and by the interval
+    assert run_ranks(saves_after_a_join, 2, str(tmp_path)) == [expected] * 2
+
+
+def local_steps_with_an_error(world: World, folder: str) -> list[list[float]]:
+    """Return the weights after an error in a block, after a loop began, a save in a block, and a stop in a block."""
+    model, optimizer, _ = parts()
+    accelerator = Accelerator(world=world, cpu=True)
+    loader = DataLoader(batch(0, 0, 2)[0])  # type: ignore[arg-type]
+    accelerator.prepare(model, optimizer, loader)
+    found = []
+
+    def train(number: int, error: type[BaseException] | None = None) -> None:
+        accelerator.backward(loss_of(model, world.rank, number))
+        optimizer.step()
+        optimizer.zero_grad()
+        if error is not None:
+            raise error
+
+    with pytest.raises(ZeroDivisionError), LocalSGD(accelerator, model, 10):
+        train(0, ZeroDivisionError)
+    found.append(weights_of(model))
+    with pytest.raises(MisuseError, match="an error has ended a LocalSGD block"):
+        train(1)
+    next(iter(loader))
+    found.append(weights_of(model))
+    train(1)
+    with LocalSGD(accelerator, model, 10):
+        train(2)
+        accelerator.save_state(folder)
+        found.append(weights_of(model))
+    with pytest.raises(TrainingStopped), LocalSGD(accelerator, model, 10):
+        train(3, TrainingStopped)
+    found.append(weights_of(model))
+    accelerator.close()
+    return found
+
+
+def test_weights_of_a_block_that_an_error_ends_are_averaged_where_all_ranks_come_next(tmp_path: Path) -> None:
+    first, second = run_ranks(local_steps_with_an_error, 2, str(tmp_path / "step"))
+    assert first[0] != second[0]
+    assert first[1] == pytest.approx(((torch.tensor(first[0]) + torch.tensor(second[0])) / 2).tolist(), abs=1e-6)
+    assert first[1:] == second[1:]
 
 
 def local_steps(world: World, period: int, optimizer: str, steps: int, more: int) -> tuple[list[float], list[float]]:

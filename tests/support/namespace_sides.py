@@ -27,6 +27,7 @@ class Sides:
     def ship(self, *names: str) -> list[str]:
         """Send names and return those that were really sent."""
         prepared = self.ledger.serialize_changes(names, self.kernel, SharedPayloads())
+        self.ledger.record_deleted(prepared.removed_names)
         if prepared.payload is not None:
             self.ledger.record_sent(prepared.sent_paths, self.kernel)
             delivery, errors = NamespaceDelta.unpack(prepared.payload, self.worker)

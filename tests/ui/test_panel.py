@@ -174,7 +174,7 @@ def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: st
 
 
 @pytest.mark.parametrize("notebook", [RUN_CORE], indirect=True, ids=["core"])
-def test_core_widgets_draw_and_steer_and_leave_a_picture(page: Page, lab: LabServer, notebook: str, pictures: Path):
+def test_core_widgets_draw_and_control_and_leave_a_picture(page: Page, lab: LabServer, notebook: str, pictures: Path):
     open_notebook(page, lab, notebook)
     execute(page, "notebook:run-all-cells")
     output = page.locator(".jp-CodeCell .jp-OutputArea").last
@@ -258,10 +258,10 @@ def train():
 
 
 @pytest.mark.timeout(300)
-def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
+def test_a_run_is_controlled_from_its_panel_and_attached_to_after_a_reload(
     page: Page, lab: LabServer, pictures: Path, tmp_path: Path
 ):
-    name = "steering.ipynb"
+    name = "run_control.ipynb"
     cells = [
         TRAIN,
         f"%%accelerate --cpus 2 --background --checkpoint {tmp_path}\ntrain()",
@@ -290,7 +290,7 @@ def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
     panel.get_by_role("button", name="checkpoint now").click()
     expect(said).to_contain_text("is being saved")
     panel.scroll_into_view_if_needed()
-    panel.screenshot(path=pictures / "steering-light.png")
+    panel.screenshot(path=pictures / "run_control-light.png")
 
     page.on("dialog", lambda dialog: dialog.accept())  # leave the page, whatever is not saved
     open_notebook(page, lab, name)  # the page is another one, the run goes on
@@ -300,7 +300,7 @@ def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
     use_theme(page, "JupyterLab Dark")
     attached.get_by_label("How often steps are reported").select_option("10")
     expect(attached.locator(".accel-nb-action-result")).to_contain_text("every 10 steps are reported")
-    attached.screenshot(path=pictures / "steering-dark.png")
+    attached.screenshot(path=pictures / "run_control-dark.png")
     attached.get_by_role("button", name="stop after step").press("Enter")
     expect(attached).to_have_attribute("data-status", "done")
     expect(attached.get_by_role("button", name="interrupt")).to_be_hidden()

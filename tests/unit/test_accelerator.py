@@ -7,6 +7,7 @@ import gc
 import pickle
 import warnings
 import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
@@ -95,6 +96,23 @@ def test_step_and_zero_grad_wait_for_the_window() -> None:
     assert model.weight.grad is None  # type: ignore[union-attr]
     with pytest.raises(MisuseError, match="at least 1"):
         accelerator.gradient_accumulation_steps = 0
+
+
+def test_a_window_ends_with_its_optimizer() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+
+    def train(steps: int) -> float:
+        model, optimizer = _parts()
+        accelerator.prepare(model, optimizer)
+        for _ in range(steps):
+            _step(accelerator, model, optimizer)
+        accelerator.free_memory()
+        return float(model.weight.sum())
+
+    expected = train(8)
+    train(6)  # ends in a window
+    assert train(8) == expected
+    accelerator.close()
 
 
 def _train_by_hand(steps: int, by_hand: int, *, reads_ahead: bool = False, blocks: bool = False) -> list[float]:
@@ -185,6 +203,55 @@ def test_dropped_accelerator_is_gone_and_its_objects_can_be_taken_over() -> None
     assert type(model) is nn.Linear
 
 
+def test_an_error_while_closing_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model, optimizer)
+
+    def flush() -> None:
+        raise NanLossError(0, 1)
+
+    monkeypatch.setattr(accelerator.components.stepper.meter, "flush", flush)
+    with pytest.raises(NanLossError):
+        accelerator.close()
+    assert "step" not in vars(optimizer)
+    assert not accelerator.prepared_objects
+
+
+def test_an_interrupt_while_objects_are_prepared_restores_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True)
+
+    def record(bundle: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(accelerator.components.stepper, "add", record)
+        with pytest.raises(KeyboardInterrupt):
+            accelerator.prepare(model, optimizer)
+    assert "step" not in vars(optimizer)
+    assert not accelerator.prepared_objects
+    accelerator.prepare(model, optimizer)
+    _step(accelerator, model, optimizer)
+    accelerator.close()
+
+
+def test_state_of_an_optimizer_is_moved_as_it_is() -> None:
+    parameter = nn.Parameter(torch.empty(2, dtype=torch.bfloat16, device="meta"))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    [group] = optimizer.param_groups
+    states: Any = optimizer.state
+    states[parameter] = {"average": torch.ones(2), "step": torch.tensor(3.0), "history": [torch.ones(2)], "name": "x"}
+    states["calls"] = 7  # PyTorch stores entries of other keys too
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(optimizer)
+    moved = [states[parameter]["average"], *states[parameter]["history"]]
+    assert [(value.device.type, value.dtype) for value in moved] == [("meta", torch.float32)] * 2
+    assert (states[parameter]["step"].device.type, states[parameter]["name"], states["calls"]) == ("cpu", "x", 7)
+    assert optimizer.param_groups[0] is group
+    accelerator.close()
+
+
 def test_loader_is_freed_with_the_last_name_of_it_and_of_its_accelerator() -> None:
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(range(6), 2))
@@ -237,6 +304,29 @@ def test_events_of_a_run() -> None:
     assert (sample.parameters, sample.gradients, sample.optimizer) == (12, 12, 0)
     (metric,) = recorder.of(MetricLogged)
     assert (metric.name, metric.value, metric.step) == ("accuracy", 0.5, 7)
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.ones(4, 2))
+
+    def __len__(self) -> int:
+        raise NotImplementedError("the length of this stream is not known")
+
+
+def test_a_stream_may_have_a_length_that_it_refuses_to_return() -> None:
+    model, optimizer = _parts()
+    sink, loader = Recorder(), DataLoader(Endless(), batch_size=2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    accelerator = Accelerator(cpu=True, sink=sink)
+    accelerator.prepare(model, optimizer, scheduler, loader)
+    for x in loader:
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+        scheduler.step()
+    assert [event.num_steps for event in sink.of(EpochBegan)] == [0]
+    assert len(sink.of(StepDone)) == 2
+    accelerator.close()
 
 
 def test_loops_over_loaders_are_reported_with_their_epochs_also_of_a_resumed_run(tmp_path: Path) -> None:

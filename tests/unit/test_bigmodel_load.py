@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
 import os
 import shutil
 import sys
@@ -13,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from accel_nb.bigmodel import host_memory
 from accel_nb.bigmodel.loading.load import load_checkpoint_in_model
 from accel_nb.bigmodel.loading.tensor_filling import Staging
 from accel_nb.bigmodel.meta import init_empty_weights
@@ -53,6 +56,22 @@ def test_a_model_with_values_is_filled_in_place(tmp_path: Path) -> None:
     load_checkpoint_in_model(model, save_single(expected, tmp_path))
     assert_same(model, expected)
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
+
+
+def test_a_device_without_or_with_its_number_is_that_of_the_tensors(tmp_path: Path) -> None:
+    expected, model = Transformer(), Transformer()
+    load_checkpoint_in_model(model, save_single(expected, tmp_path), {"": "cpu:0"})
+    assert_same(model, expected)
+
+
+def test_kernels_without_huge_pages_have_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Region(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(host_memory.mmap, "mmap", Region)
+    (made,) = host_memory.empty_tensors([((1 << 20,), torch.float32)])
+    assert made.fill_(1).sum() == 1 << 20
 
 
 def test_dtypes_are_converted_on_the_way_and_some_modules_left(tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def test_a_parameter_registered_twice_stays_one() -> None:
     assert (model.a.mark, model.a.requires_grad) == (7, False)
 
 
+def test_a_layer_tied_to_another_stays_tied_on_a_device_with_a_number() -> None:
+    with init_on_device("cpu:0"):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+    assert model[1].weight is model[0].weight
+
+
 def test_other_threads_build_ordinary_modules() -> None:
     built: list[nn.Module] = []
     with init_on_device("meta"):

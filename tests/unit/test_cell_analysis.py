@@ -161,6 +161,8 @@ def test_cells_that_only_read_from_the_accelerator_are_detected(text, observes):
 def test_bound_names_and_emptiness():
     cell = analyze_cell(ast.parse("a = 1\nfor b, (c, d) in e: pass\ndef f(): g = 1\nimport h.i as j"), {})
     assert set(cell.bound) == {"a", "b", "c", "d", "f", "j"}
+    cell = analyze_cell(ast.parse("match e:\n    case [a, *b] | {0: a, **b}: c\n    case K(f) as d: d"), {})
+    assert (set(cell.bound), set(cell.used)) == ({"a", "b", "d", "f"}, {"c", "e", "K"})
     assert not cell.is_empty
     assert analyze_cell(ast.parse("# nothing"), {}).is_empty
 

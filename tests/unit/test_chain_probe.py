@@ -35,3 +35,8 @@ def test_an_output_that_uses_an_inner_block_is_refused() -> None:
 
     with pytest.raises(MisuseError, match="more than the next block uses the output of a block"):
         check_chain("Net", 2, CPU, run)
+
+
+def test_a_number_that_is_read_from_an_output_is_refused() -> None:
+    with pytest.raises(MisuseError, match="Net returns a int, which stages do not exchange"):
+        check_chain("Net", 2, CPU, lambda probe: (output := blocks(probe)[1], int((output > 0).sum())))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
+import os
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from accel_nb.checkpoint import save as save_module
 from accel_nb.checkpoint.background_save import CheckpointSaver
 from accel_nb.checkpoint.discovery import find_checkpoints, list_checkpoints, remove_oldest
 from accel_nb.checkpoint.encoding import decode, encode
+from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates
 from accel_nb.checkpoint.layout import Region, covers_exactly, format_step_name, full_region
 from accel_nb.checkpoint.load import StoredTensor, materialize, open_checkpoint
 from accel_nb.checkpoint.manifest import CheckpointOrigin
@@ -105,7 +109,7 @@ class Odd(dict[str, int]):
     [
         (object(), "builtins.object"), (Odd(), "Odd"), (print, "builtin_function"), (torch.nn.Linear(1, 1), "Linear"),
         (torch.eye(2).to_sparse(), "sparse"), (np.array(["a"]), "array"), (2**5000, "4096 bits"),
-        (lambda: 0, "function"), (torch.zeros(2, dtype=torch.complex128), "complex128"),
+        (lambda: 0, "function"), (torch.zeros(2, dtype=torch.complex128), "complex128"), (np.zeros(2, ">i4"), ">i4"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_stored_is_named_by_its_path(value: Any, why: str) -> None:
@@ -151,19 +155,21 @@ def test_tensors_of_every_dtype_come_back(store: Store, blocking: bool) -> None:
         else torch.randn(3, 5).to(dtype)
         for dtype in ALL_DTYPES
     }
-    base = torch.randn(6, 4)
+    base, pair = torch.randn(6, 4), torch.randn(2, dtype=torch.complex64)
     tree = {
         "dtypes": tensors, "empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5), "strided": base.t(),
         "tied": [base, base], "view": base[1:3], "array": np.arange(6, dtype=np.int16).reshape(2, 3),
         "conj": torch.ones(2, dtype=torch.complex64).conj(), 3: {"deep": (torch.ones(1), None)}, "3": torch.zeros(1),
+        "imaginary": pair.imag, "negative": pair.conj().imag, "keys": {None: torch.zeros(1), "None": torch.ones(1)},
     }  # fmt: skip
     save(store, "step_1", tree, blocking=blocking)
     found = load(store.url)
     for name, tensor in tensors.items():
         assert found["dtypes"][name].dtype == tensor.dtype
         assert torch.equal(found["dtypes"][name].view(torch.uint8), tensor.view(torch.uint8))
-    for name in ("empty", "scalar", "strided", "view", "conj", "3"):
+    for name in ("empty", "scalar", "strided", "view", "conj", "3", "imaginary", "negative"):
         assert torch.equal(found[name], tree[name])  # type: ignore[arg-type]
+    assert [value.item() for value in found["keys"].values()] == [0, 1]
     assert found["tied"][0] is found["tied"][1]
     assert found["array"].dtype == np.int16
     assert found["array"].tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -246,6 +252,85 @@ def test_a_folder_that_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_a_file_or_a_link_of_the_name_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name, what in (("model.pt", "file"), ("link", "link")):
+        with pytest.raises(CheckpointError, match=f"{name} is a {what}, and no folder; it is not changed"):
+            save(LocalStore(str(tmp_path)), name, {"w": torch.zeros(2)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "link", "model.pt"]
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_file_system_without_locks_holds_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for step in (1, 2):
+        save(LocalStore(str(tmp_path)), format_step_name(step), {"w": torch.full((1,), float(step))})
+    assert load(tmp_path)["w"].item() == 2
+
+
+def test_remains_that_cannot_be_removed_do_not_prevent_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remains = tmp_path / ("step_1.gone-" + "a" * 12)
+    remains.mkdir()
+    original = os.rename
+
+    def rename(source: Any, target: Any) -> None:
+        if str(source) == str(remains):
+            raise PermissionError(13, "Permission denied", str(source))
+        original(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    save(LocalStore(str(tmp_path)), "step_2", {"w": torch.zeros(1)})
+    assert load(tmp_path)["w"].item() == 0
+    assert remains.is_dir()
+
+
+def test_an_interrupt_before_the_first_byte_leaves_nothing(tmp_path: Path) -> None:
+    class Interrupted(LocalComm):
+        def all_gather_json(self, value: Any) -> list[Any]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_module.plan_save(LocalStore(str(tmp_path)), "step_1", {"w": torch.zeros(1)}, FACTS, Interrupted())
+    assert not list(tmp_path.iterdir())
+
+
+def test_any_error_of_a_rank_that_writes_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise TypeError("no bytes")
+
+    monkeypatch.setattr(save_module, "as_bytes", fail)
+    with pytest.raises(CheckpointError, match="rank 0: TypeError: no bytes"):
+        save(LocalStore(str(tmp_path)), "step_1", {"w": torch.zeros(1)})
+    assert not list(tmp_path.iterdir())
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose values would be in other tensors, as those of a quantized one."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (2,))
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any, **options: Any) -> Any:
+        return cls()
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused(tmp_path: Path) -> None:
+    wrapper, weights = Wrapper(), WeightWriter(tmp_path, 1000)
+    with pytest.raises(CheckpointError, match=r"a/w cannot be stored: this .*Wrapper on cpu has no memory"):
+        save(LocalStore(str(tmp_path)), "step_1", {"a": {"w": wrapper}})
+    weights.add("w", wrapper)
+    with pytest.raises(CheckpointError, match="w: a Wrapper has no memory of its own"):
+        weights.finish()
+    assert list(drop_tied_duplicates({"a": wrapper, "b": wrapper.detach()})) == ["a", "b"]
+
+
 def test_only_own_old_checkpoints_are_pruned(store: Store) -> None:
     save(store, "step_1", {"w": torch.zeros(1)}, run="other")
     save(store, "best", {"w": torch.zeros(1)})
@@ -263,8 +348,6 @@ def test_leftovers_of_dead_saves_are_swept_and_those_of_living_ones_stay(tmp_pat
     living = other.begin("step_5", "b" * 12)
     dead = store.begin("step_6", "c" * 12)
     store.write(dead, "part", [b"x"])
-    import os
-
     os.close(store._locks.pop(dead))  # what the end of a process does
     save(store, "step_7", {"w": torch.zeros(1)})
     assert sorted(store.folders()) == [living, "step_7"]
@@ -276,6 +359,9 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
     save(store, "last", {"w": torch.zeros(2)})
     (tmp_path / "last").rename(tmp_path / ("last.old-" + "d" * 12))
     assert load(tmp_path / "last")["w"].tolist() == [0, 0]
+    (tmp_path / ("empty.old-" + "d" * 12)).mkdir()
+    with pytest.raises(NoCheckpoint, match="no complete checkpoint"):
+        find_checkpoints(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "step_1.tmp-0123456789ab"])

@@ -19,7 +19,7 @@ def write(tmp_path: Path, content: str | bytes) -> str:
 def problems_of(path: str) -> list[str]:
     started = time.perf_counter()
     with pytest.raises(ConfigError) as caught:
-        read_file(path)
+        resolve([read_file(path)])
     assert time.perf_counter() - started < 5
     assert all(problem.isprintable() for problem in caught.value.problems)
     return caught.value.problems
@@ -43,6 +43,13 @@ def test_config_flag_reads_the_file_below_all_other_layers(tmp_path: Path):
     resolved = resolve([parse_flags(f"--config {path} --accumulate 2"), Layer("notebook", {"seed": 1}, "sidebar")])
     assert (resolved.config.precision, resolved.config.accumulate, resolved.config.seed) == ("bf16", 2, 1)
     assert resolved.origins["precision"].layer == "file"
+
+
+def test_what_an_option_of_a_file_needs_may_be_given_elsewhere(tmp_path: Path):
+    path = write(tmp_path, "checkpoint:\n  every: 100\n")
+    assert resolve([parse_flags(f"--config {path} --checkpoint runs")]).config.checkpoint.every == 100
+    with pytest.raises(ConfigError, match="it has no folder to save to"):
+        resolve([parse_flags(f"--config {path}")])
 
 
 def test_file_is_read_once_when_layers_travel(tmp_path: Path):

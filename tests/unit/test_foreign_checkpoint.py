@@ -134,6 +134,16 @@ def test_it_is_read_only_by_explicit_wish(theirs: tuple[Path, list[Tensor]]) -> 
     accelerator.close()
 
 
+def test_random_states_of_gpus_that_are_not_read_are_noted(theirs: tuple[Path, list[Tensor]]) -> None:
+    file = theirs[0] / "random_states_0.pkl"
+    content = torch.load(file, weights_only=False)
+    torch.save({**content, "torch_cuda_manual_seed": [torch.zeros(16, dtype=torch.uint8)]}, file)
+    accelerator, *_ = ours()
+    report = accelerator.load_state(theirs[0], layout="accelerate")
+    assert ["random states of GPUs were not read" in note for note in report.notes] == [True]
+    accelerator.close()
+
+
 def test_nothing_is_loaded_unless_all_fits(theirs: tuple[Path, list[Tensor]]) -> None:
     accelerator = Accelerator(world=World(), cpu=True)
     model, optimizer = nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)

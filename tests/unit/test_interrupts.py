@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.notebook.session.interrupts import DeferredTermination
+from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
 
 
 @pytest.fixture
@@ -31,6 +31,21 @@ def test_sigterm_is_deferred_until_the_run_ends(received: list[int]):
     ending.start()
     ending.join()
     assert (asked, received) == ([1], [signal.SIGTERM])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupt_after_a_request_leaves_no_handler_in_place(received: list[int], monkeypatch: pytest.MonkeyPatch):
+    before, install = signal.getsignal(signal.SIGTERM), signal.signal
+
+    def restore(number: int, handler: Any) -> Any:
+        replaced = install(number, handler)
+        if number == signal.SIGINT and handler is signal.default_int_handler:
+            signal.raise_signal(signal.SIGINT)
+        return replaced
+
+    monkeypatch.setattr(signal, "signal", restore)
+    with pytest.raises(KeyboardInterrupt), count_interrupts(terminations=True):
+        signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import shlex
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -56,6 +59,37 @@ def test_a_module_is_found_without_being_imported():
     assert request.max_restarts == 2
 
 
+def test_options_may_need_what_a_variable_sets(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACCEL_NB_CHECKPOINT__DIR", "runs")
+    job = LaunchJob.from_request(read_request(["--cpus", "2", "--every", "10", "train.py"]))
+    assert job.resolved.config.checkpoint.every == 10
+
+
+def test_scripts_for_any_number_of_machines_run_on_one():
+    request = read_request(["--nnodes", "1", "--node-rank", "0", "train.py"])
+    assert LaunchJob.from_request(request).machines.is_one
+
+
+def test_the_url_of_notifications_is_not_among_the_words_of_a_rank():
+    job = LaunchJob.from_request(read_request(["--cpus", "1", "--notify.url", "http://x/secret", "train.py"]))
+    assert not any("secret" in word for word in job.task().command("python", ()))
+    notebook = LaunchJob.from_request(read_request(["--cpus", "1", "--notify.url", "http://x/secret", "some.ipynb"]))
+    assert any("secret" in word for word in notebook.task().command("python", ()))
+
+
+def test_a_module_is_found_by_every_finder(scripts: Path, monkeypatch: pytest.MonkeyPatch):
+    (scripts / "src").mkdir()
+    (scripts / "package").rename(scripts / "src" / "edited")
+
+    class Editable:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            return PathFinder.find_spec(name, [str(scripts / "src")]) if name == "edited" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
+    assert read_request(["-m", "edited.train"]).target.name == "edited.train"
+
+
 BAD = {
     "--gpu 4 train.py": "--gpu is not a flag of accel-nb launch; did you mean --gpus?",
     "--nnode 2 train.py": "did you mean --nnodes?",
@@ -76,6 +110,10 @@ BAD = {
     "--nnodes 2 --rdzv-backend static --rdzv-endpoint h:1 train.py": "static needs --node-rank",
     "--node-rank 1 train.py": "outside of --nnodes 1",
     "--rdzv-endpoint h:1 train.py": "no effect on one machine",
+    "--node-rank 0 train.py": "--node-rank has no effect on one machine",
+    "--rdzv-backend c10d --rdzv-id x train.py": "--rdzv-backend and --rdzv-id have no effect on one machine",
+    "--slurm --nnodes 2 --rdzv-id x train.py": "a scheduler connects its machines itself; remove --rdzv-id",
+    "--slurm --rdzv-backend c10d train.py": "a scheduler connects its machines itself; remove --rdzv-backend",
     "--rdzv-id a;b train.py": "--rdzv-id a;b is not allowed",
     "--max-restarts -1 train.py": "a whole number from 0 to 1000",
     "--emit helm train.py": "--emit helm is not allowed; give kubeflow",
@@ -143,6 +181,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(scripts: Path, capsys: pyt
     assert "up to 3 restarts, from the newest checkpoint in runs" in text
     assert "panel from --no-panel (flags) has no effect: a script has no cell" in text
     assert sorted(scripts.rglob("*")) == before
+
+
+def test_a_run_of_a_module_has_its_name():
+    assert LaunchJob.from_request(read_request(["--cpus", "1", "-m", "package.train"])).name == "package.train"
 
 
 def test_a_dry_run_of_a_module_prints_words_for_a_shell():
@@ -251,6 +293,41 @@ def test_a_count_that_mpi_has_not_started_is_refused():
         LaunchJob.from_request(read_request(["some.ipynb"]), OMPI)
 
 
+def test_other_machines_than_those_of_the_scheduler_are_refused():
+    several = ["--rdzv-endpoint", "h:1", "--cpus", "2"]
+    with pytest.raises(ConfigError, match="--nnodes 4: Slurm has started processes on 2 machines; give 2"):
+        LaunchJob.from_request(read_request(["--nnodes", "4", *several, "train.py"]), SRUN)
+    with pytest.raises(ConfigError, match="--node-rank 0: this is machine 1 of those"):
+        LaunchJob.from_request(read_request(["--nnodes", "2", "--node-rank", "0", *several, "train.py"]), SRUN)
+    job = LaunchJob.from_request(read_request(["--nnodes", "1:2", *several, "train.py"]), SRUN)
+    assert (job.machines.nnodes, job.machines.endpoint) == ("2", "h:1")
+
+
+def test_options_that_the_ranks_of_a_scheduler_cannot_have_are_named_once():
+    words = ["--timeout", "60", "--notify.url", "http://x", "--max-restarts", "2", "train.py"]
+    first = LaunchJob.from_request(read_request(words), {**OMPI, "OMPI_COMM_WORLD_RANK": "0"})
+    assert [note.partition(" has no effect: ")[0] for note in first.notes] == [
+        "timeout from --timeout 60 (flags)", "notify.url from --notify.url http://x (flags)", "--max-restarts"
+    ]  # fmt: skip
+    assert "MPI starts and ends the ranks" in first.notes[0]
+    assert LaunchJob.from_request(read_request(words), OMPI).notes == []
+
+
+def test_a_rank_connects_to_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch):
+    class Started(Exception):
+        pass
+
+    def execve(program: str, words: list[str], variables: dict[str, str]) -> None:
+        raise Started(variables["MASTER_ADDR"], variables["MASTER_PORT"])
+
+    monkeypatch.setattr(os, "execve", execve)
+    request = read_request(["--nnodes", "2", "--rdzv-endpoint", "[fe80::1]:29500", "--cpus", "2", "train.py"])
+    job = LaunchJob.from_request(request, OMPI)
+    with pytest.raises(Started) as caught:
+        job.run()
+    assert caught.value.args == ("fe80::1", "29500")
+
+
 def test_machines_of_slurm_meet_at_the_first_one():
     job = LaunchJob.from_request(read_request(["--cpus", "2", "train.py", "x"]), SRUN)
     words = agent_command(job.machines, 2, 1, job.task(), ("x",), is_host=False)
@@ -287,6 +364,16 @@ def test_without_sbatch_the_file_stays_and_the_problem_is_named(scripts: Path, m
     batch.write()
     with pytest.raises(ConfigError, match="there is no sbatch on this machine"):
         batch.submit()
+
+
+def test_a_manifest_has_its_words_unchanged_and_names_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("ACCEL_NB_PRECISION", "bf16")
+    assert main(["launch", "--emit", "kubeflow", "--gpus", "2", "train.py", "--token=abcdefghijkl"]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["spec"]["trainer"]["args"][-1] == "--token=abcdefghijkl"
+    assert "note: precision from ACCEL_NB_PRECISION=bf16 (environment) is not in the manifest" in printed.err
 
 
 def test_a_manifest_names_machines_devices_and_words(capsys: pytest.CaptureFixture[str]):

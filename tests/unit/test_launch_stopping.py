@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 from typing import Any
 
@@ -97,3 +99,13 @@ def test_ranks_that_finish_are_waited_for_together():
     job.ranks[1].code = 143
     assert job.after(PEER_EXIT_TIMEOUT_S / 2) == []
     assert job.after(PEER_EXIT_TIMEOUT_S + 0.1) == [(0, signal.SIGINT)]
+
+
+def test_the_report_of_a_failure_may_be_long() -> None:
+    report = os.memfd_create("report")
+    os.write(report, json.dumps({"type": "RuntimeError", "traceback": "x" * 3_000_000}).encode())
+    nothing: Any = None
+    failed = RankProcess(0, nothing, -1, report, -1, None).failure_report()
+    os.close(report)
+    assert failed is not None
+    assert len(failed["traceback"]) == 3_000_000

@@ -66,7 +66,9 @@ def test_the_output_of_the_cell_is_written_once(logger, capsys):
 def test_handlers_of_libraries_are_left_to_these(logger):
     library = logging.getLogger("pytest.of_a_test")
     library.addHandler(handler := logging.StreamHandler(sys.stderr))
-    assert not own(library)
+    for formatter in (None, Shouting()):
+        handler.setFormatter(formatter)
+        assert not own(library)
     library.removeHandler(handler)
 
 
@@ -120,6 +122,42 @@ def test_records_reach_the_original_of_another_class(logger):
     )
     assert logging.Formatter().format(second).splitlines()[-1] == "ValueError: wrong"
     assert [record.getMessage() for record in errors.records] == ["failed"]
+
+
+class Shouting(logging.Formatter):
+    def format(self, record):
+        return record.getMessage().upper()
+
+
+def test_formatters_and_filters_of_the_notebook_have_effect(logger, capsys, tmp_path):
+    loud, some = logging.StreamHandler(sys.stdout), logging.FileHandler(tmp_path / "a.log")
+    loud.setFormatter(Shouting("%(of_a_subclass)s"))
+    some.addFilter(lambda record: "secret" not in record.getMessage())
+    logger.handlers[:] = [loud, some]
+    logger.propagate = False
+    handlers = own(logger)
+    logger.handlers.clear()
+    set_handlers(handlers)
+    sent = []
+    send_records(lambda topic, body: sent.append(body))
+    logger.info("one")
+    logger.info("secret")
+    assert capsys.readouterr() == ("", "")
+    set_handlers([])
+    logger.handlers[:] = [loud, some]
+    for body in sent:
+        handle_record(body)
+    assert capsys.readouterr() == ("ONE\nSECRET\n", "")
+    assert (tmp_path / "a.log").read_text() == "one\n"
+
+
+def test_defaults_of_formatters_are_the_notebooks(logger):
+    logger.addHandler(handler := logging.StreamHandler(sys.stdout))
+    targets = []
+    for formatter in (logging.Formatter("{message}", style="{"), logging.Formatter("%(run)s", defaults={"run": 3})):
+        handler.setFormatter(formatter)
+        targets.append(own(logger)[-1]["target"])  # before it are those of pytest
+    assert targets == ["<stdout>", "<logging.StreamHandler>"]
 
 
 def test_what_a_library_of_the_workers_handles_itself_is_not_sent(logger):

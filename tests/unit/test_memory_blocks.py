@@ -74,3 +74,28 @@ def test_an_array_of_any_layout_is_sent(array: np.ndarray) -> None:
 def test_a_small_tensor_can_be_resized() -> None:
     (copied,) = sent(torch.zeros(()))
     assert copied.resize_(3).fill_(1).tolist() == [1, 1, 1]
+
+
+def test_conjugates_and_their_imaginary_parts_have_their_values() -> None:
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    copied, conjugate, imaginary, leaf = sent(
+        value, value.conj(), value.conj().imag, value.conj().clone().conj().requires_grad_()
+    )
+    assert conjugate.tolist() == [1 - 2j, 3 + 4j]
+    assert imaginary.tolist() == [-2, 4]
+    assert leaf.tolist() == [1 + 2j, 3 - 4j]
+    assert leaf.is_leaf
+    assert leaf.requires_grad
+    copied.fill_(1j)
+    assert conjugate.tolist() == [-1j, -1j]
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_sparse_leaf_gets_a_gradient(layout: torch.layout) -> None:
+    leaf = torch.eye(2).to_sparse(layout=layout).requires_grad_()
+    leaf.tag = "edges"  # type: ignore[attr-defined]
+    (copied,) = sent(leaf)
+    torch.sparse.mm(copied, torch.ones(2, 1)).sum().backward()
+    assert copied.tag == "edges"
+    assert copied.grad.to_dense().tolist() == [[1, 0], [0, 1]]

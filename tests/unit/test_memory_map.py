@@ -24,6 +24,7 @@ from accel_nb.telemetry.allocator_blocks import (
     condense_snapshot,
 )
 from accel_nb.telemetry.events import MemoryMapped, StepDone, from_message, to_message
+from accel_nb.telemetry.memory import storage_bytes
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
 
@@ -152,8 +153,8 @@ def test_a_rank_maps_its_device_with_those_who_hold_it():
 
 def test_a_processor_has_no_map():
     assert device_type("cpu").allocator_snapshot() is None
-    steering = ControlReceiver(lambda wish, step, text: None, str)
-    assert steering._do(MapMemory(), types.SimpleNamespace(num_steps=3)) == NO_MEMORY_MAP  # type: ignore[arg-type]
+    receiver = ControlReceiver(lambda request, step, text: None, str)
+    assert receiver._do(MapMemory(), types.SimpleNamespace(num_steps=3)) == NO_MEMORY_MAP  # type: ignore[arg-type]
 
 
 def test_a_panel_sends_a_map_once_and_again_with_a_snapshot(monkeypatch: pytest.MonkeyPatch):
@@ -192,3 +193,32 @@ def test_a_forged_map_is_dropped(changes: dict[str, Any]):
     state.fold([mapped(**changes)])
     assert not state.maps
     assert state.num_dropped == 1
+
+
+class Scaled(torch.Tensor):
+    """A tensor of two others, as the optimizers of torchao have for their state."""
+
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)  # type: ignore[attr-defined]
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+class Elsewhere(Scaled):
+    """A tensor without memory here."""
+
+    __tensor_flatten__ = None  # type: ignore[assignment]
+
+
+def test_memory_of_tensors_that_consist_of_others_is_theirs():
+    parts = torch.zeros(10, dtype=torch.uint8), torch.zeros(2)
+    assert storage_bytes([Scaled(*parts)]) == 18
+    assert storage_bytes([Elsewhere(*parts)]) == 40

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from accel_nb.errors import ConfigError
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.mesh import Mesh, arrange
 from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
 
 
@@ -149,3 +153,82 @@ class Tied(nn.Module):
 
 def test_tied_weights_stay_whole() -> None:
     assert not divided(Tied()).groups
+
+
+class Scaled(nn.Module):
+    """Two layers with a learned number between them, of which parts would have parts of the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.scale, self.down = nn.Linear(4, 8), nn.Parameter(torch.ones(1)), nn.Linear(8, 4)
+        nn.init.zeros_(self.down.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).tanh() * self.scale)
+
+
+def test_weights_of_zero_hide_no_difference() -> None:
+    assert not divided(Scaled()).groups
+
+
+class Acting(nn.Module):
+    """Two layers with a function between them; ``centers`` makes it another one in training."""
+
+    def __init__(self, act: Any, *, centers: bool = False) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.act, self.centers = nn.Linear(4, 8), nn.Linear(8, 4), act, centers
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.fc1(x))
+        if self.centers and self.training:
+            hidden = hidden - hidden.mean(-1, keepdim=True)
+        return self.fc2(hidden)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(torch.relu, lambda x: x.softmax(-1)), (nn.Softmax(0), nn.Softmax(-1))],
+)
+def test_modules_with_other_functions_are_tried_apart(first: Any, second: Any) -> None:
+    plan = divided(nn.Sequential(Acting(first), Acting(second), Acting(first)))
+    assert [group.owner for group in plan.groups] == ["0", "2"]
+
+
+def test_what_a_module_computes_in_training_is_compared_too() -> None:
+    assert not divided(Acting(torch.relu, centers=True)).groups
+
+
+class Planned(nn.Module):
+    """A model with a plan of its own, with numbers in the names of layers."""
+
+    tp_plan: ClassVar[dict[str, str]] = {"layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Acting(torch.relu) for _ in "ab")
+
+
+def test_a_plan_names_layers_by_numbers_of_lists_only() -> None:
+    model = Planned()
+    assert [group.owner for group in divided(model).groups] == ["layers.0", "layers.1"]
+    model.get_submodule("layers.0.fc1").register_forward_hook(lambda *_: None)
+    plan = divided(model)
+    assert [group.owner for group in plan.groups] == ["layers.1"]
+    assert plan.left_whole == {"Acting": "hooks read or change its values"}
+
+
+class Alone:
+    """The communicator of one rank."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def test_divided_layers_return_the_dtype_of_autocast_and_refuse_later_hooks() -> None:
+    model = Acting(torch.relu)
+    LayerDivision(model, [DividedGroup("", ("fc1",), ("fc2",))], LayerExchange(Alone()), 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.ones(2, 4)).dtype is torch.bfloat16
+    model.fc1.register_forward_hook(lambda *_: None)
+    with pytest.raises(MisuseError, match=r"a hook was registered inside of a Acting .* or train with --tp 1"):
+        model(torch.ones(2, 4))

@@ -27,6 +27,12 @@ def test_degrees_of_megatron_become_those_of_the_mesh(monkeypatch: pytest.Monkey
     assert TorchTensorParallelPlugin().as_options() == {}
 
 
+def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_LM_PP_DEGREE", "two")
+    with pytest.raises(ConfigError, match="the variable MEGATRON_LM_PP_DEGREE is 'two'; it must be a whole number"):
+        MegatronLMPlugin()
+
+
 def test_what_has_no_counterpart_is_named() -> None:
     plugin = MegatronLMPlugin(sequence_parallelism=True, eod_mask_loss=True)
     with pytest.raises(ConfigError, match="eod_mask_loss, sequence_parallelism from MegatronLMPlugin"):

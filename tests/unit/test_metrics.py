@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import socket
 import urllib.request
@@ -29,9 +30,9 @@ from accel_nb.telemetry.events import (
     TimeUsed,
     WorkerPrepared,
 )
-from accel_nb.telemetry.metrics import METRICS, Exporters, samples_of
+from accel_nb.telemetry.metrics import METRICS, Exporters, Sample, samples_of
 from accel_nb.telemetry.metrics.samples import MAX_NAMES
-from accel_nb.telemetry.metrics.statsd import MAX_DATAGRAM, datagrams
+from accel_nb.telemetry.metrics.statsd import MAX_DATAGRAM, datagrams, line
 
 EVENTS: list[Event] = [
     WorkerPrepared(1, 0.0, "cpu", "ddp", "bf16", ("model",), ()),
@@ -137,6 +138,12 @@ def test_statsd_gets_lines(exporters: Exporters, tagged: bool) -> None:
     assert not any("nan" in line for line in lines)
 
 
+def test_a_gauge_below_zero_is_set_and_not_changed() -> None:
+    sample = Sample("accel_nb_loss", ("0",), -1.5)
+    assert line(sample, False) == "accel_nb.loss.rank0:0|g\naccel_nb.loss.rank0:-1.5|g"
+    assert line(sample, True) == "accel_nb.loss:-1.5|g|#rank:0", "Datadog's agent has no such changes"
+
+
 def test_lines_are_packed_into_packets_of_bounded_size() -> None:
     lines = [f"accel_nb.logged:{number}|g|#rank:0,name:{'x' * 40}" for number in range(200)]
     packets = datagrams(lines)
@@ -171,6 +178,26 @@ def test_an_exporter_that_fails_is_reported_once_and_the_others_go_on(
     assert _families(_get(lines[0]))["accel_nb_checkpoint_step", ()] == 3
 
 
+def test_an_exporter_that_fails_is_closed(exporters: Exporters) -> None:
+    [line] = exporters.use(MetricsOptions(port=0))
+    port = int(line.partition("127.0.0.1:")[2].partition("/")[0])
+    exporters.export([TimeUsed(0, 1, 0.0, -1.0, 0.0, 0.0, 0.0)])  # a counter cannot decrease
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+
+
+def test_a_textfile_is_in_the_folder_of_the_call(
+    exporters: Exporters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exporters.use(MetricsOptions(textfile="a.prom"))
+    (tmp_path / "elsewhere").mkdir()
+    os.chdir("elsewhere")
+    exporters.flush()
+    assert (tmp_path / "a.prom").exists()
+
+
 def test_what_cannot_be_opened_is_named_and_nothing_stays_open(exporters: Exporters, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -178,6 +205,8 @@ def test_what_cannot_be_opened_is_named_and_nothing_stays_open(exporters: Export
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"metrics.port: {port} cannot be used .*use another value"):
             exporters.use(MetricsOptions(port=port))
+    with pytest.raises(ConfigError, match=r"metrics\.statsd: a\.\.b:8125 cannot be used"):
+        exporters.use(MetricsOptions(statsd="a..b:8125"))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"metrics\.textfile: .* cannot be used"):
         exporters.use(MetricsOptions(port=0, textfile=str(tmp_path / "file" / "a.prom")))

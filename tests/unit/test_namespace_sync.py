@@ -54,6 +54,17 @@ def test_a_name_that_is_deleted_here_is_taken_away_there(sides):
     assert sides.ship("optimizer") == []
 
 
+def test_a_deleted_name_is_taken_away_with_the_next_cell_if_this_one_is_not_sent(sides):
+    sides.kernel = {"old": [0], "numbers": [1]}
+    sides.ship(*sides.kernel)
+    del sides.kernel["old"]
+    unsent = sides.ledger.serialize_changes(["numbers"], sides.kernel, SharedPayloads())
+    assert unsent.removed_names == ("old",)
+    unsent.payload.close()
+    sides.ship("numbers")
+    assert sides.worker.keys() == {"numbers"}
+
+
 def test_changed_weights_are_copied_into_the_model_that_is_there(sides):
     sides.kernel["model"] = nn.Linear(2, 2)
     sides.ship("model")

@@ -23,7 +23,7 @@ END = RunEnd("digits", "done", 3725.0, 1200, {"loss": 0.031251, "accuracy": floa
 class Receiver(HTTPServer):
     """An HTTP server on loopback that keeps what is posted."""
 
-    status = 200
+    status: int | None = 200
 
     def __init__(self) -> None:
         self.posted: list[dict[str, Any]] = []
@@ -39,6 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, Receiver)
         size = int(self.headers["Content-Length"])
         self.server.posted.append(json.loads(self.rfile.read(size)))
+        if self.server.status is None:
+            self.wfile.write(b"no answer of HTTP\r\n")
+            return
         self.send_response(self.server.status)
         self.end_headers()
 
@@ -110,6 +113,12 @@ def test_a_refusal_of_the_server_is_logged(receiver: Receiver, caplog: pytest.Lo
     receiver.status = 403
     sent(END, url=receiver.url)
     assert "HTTP Error 403" in caplog.text
+
+
+def test_an_answer_that_is_not_http_is_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture):
+    receiver.status = None
+    sent(END, url=receiver.url)
+    assert "the notification was not sent: no answer of HTTP" in caplog.text
 
 
 def test_a_notebook_cannot_name_a_program():

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from accel_nb.pool.sync.paths.items_before import ItemsBefore
 from accel_nb.pool.sync.paths.object_paths import readable_path, referenced_objects, resolve_path
 from tests.support.namespace_sides import Sides
 
@@ -357,3 +358,74 @@ def test_paths_are_shown_as_code_would_write_them():
     assert readable_path("trainer@attribute:optimizer") == "trainer.optimizer"
     assert readable_path("models@item:0@attribute:head") == "models[0].head"
     assert readable_path("step@cell:loss") == "step.loss"
+
+
+class Configured:
+    """An object of a class whose ``__new__`` needs an argument."""
+
+    def __new__(cls, config):
+        return super().__new__(cls)
+
+    def __init__(self, config):
+        self.config = config
+        self.batches = (number for number in range(3))
+        next(self.batches)
+
+
+def test_an_object_whose_class_needs_arguments_comes_back_without_what_cannot_be_copied(sides, monkeypatch):
+    monkeypatch.setattr(Configured, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Configured", Configured, raising=False)
+    before = sides.snapshot()
+    sides.worker.update(made=Configured([1]), number=3)
+    assert sides.bring_back(before) == {"made.batches": "generator cannot be copied"}
+    assert sides.kernel["number"] == 3
+    assert sides.kernel["made"].config == [1]
+
+
+class Logged(nn.Module):
+    """A module with a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.log = nn.Linear(1, 1), []
+
+
+def test_a_module_whose_name_has_the_sign_of_paths_is_followed(sides, monkeypatch):
+    monkeypatch.setattr(Logged, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Logged", Logged, raising=False)
+    model = nn.ModuleDict({"50%40@home": Logged()})
+    sides.kernel["model"] = model
+    sides.ship("model")
+    before = sides.snapshot("model")
+    there = sides.worker["model"]["50%40@home"]
+    there.log.append(1)
+    with torch.no_grad():
+        there.layer.weight.fill_(3)
+    assert sides.bring_back(before) == {}
+    assert model["50%40@home"].log == [1]
+    assert model["50%40@home"].layer.weight.item() == 3
+    model["50%40@home"].log.append(2)
+    sides.ship("model")
+    assert there.log == [1, 2]
+
+
+def test_tuples_in_tuples_may_be_deep():
+    box: list = []
+    nested: tuple = (box,)
+    for _ in range(20_000):
+        nested = (nested,)
+    assert referenced_objects("chain", [nested, box]) == {"chain@item:1": box}
+    before = ItemsBefore(["chain"], [], {"chain": [nested]}, frozenset, {})
+    assert before.describe_other_uses([]) == []
+
+
+def test_tuples_that_share_tuples_are_looked_at_once(sides):
+    shared: tuple = ([1],)
+    for _ in range(60):
+        shared = (shared, shared)
+    sides.kernel["values"] = [shared]
+    sides.ship("values")
+    before = sides.snapshot("values")
+    sides.worker["values"].append(2)
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["values"][1] == 2

@@ -3,9 +3,11 @@
 import pickle
 from collections import defaultdict
 
+import pytest
 import torch
 
 from accel_nb.pool.sync.optimizer_states import optimizer_state, own_values, set_optimizer_state
+from tests.support.namespace_sides import Sides
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -109,3 +111,52 @@ def test_data_by_parameter_is_set_for_the_parameters_of_the_other_optimizer():
     assert [value.flatten().tolist() for value in own.momentum.values()] == [[1, 1], [2]]
     assert list(own.counts.values()) == [3, 3]
     assert own.counts["new"] == 0
+
+
+class Counted(torch.optim.Optimizer):
+    """An optimizer that counts its steps in numbers."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
+
+
+class CountedTogether(Counted):
+    """An optimizer that counts its steps for all parameters, as MADGRAD does."""
+
+    def step(self, closure=None):
+        self.state["k"] = self.state.get("k", torch.tensor([0])) + 1
+
+
+class WithHistory(Counted):
+    """An optimizer that keeps tensors in a list, as LBFGS does."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("past", [torch.zeros(2)])[0].add_(1)
+
+
+def _values(optimizer):
+    return [state if isinstance(state, torch.Tensor) else list(state.values()) for state in optimizer.state.values()]
+
+
+@pytest.mark.parametrize("kind", [Counted, CountedTogether, WithHistory])
+def test_state_of_every_form_is_followed_in_both_directions(kind):
+    sides, model = Sides(), torch.nn.Linear(2, 1)
+    optimizer = kind(model.parameters())
+    optimizer.step()
+    sides.kernel.update(model=model, optimizer=optimizer)
+    sides.ship("model", "optimizer")
+    before = sides.snapshot("model", "optimizer")
+    sides.worker["optimizer"].step()
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["optimizer"] is optimizer
+    assert str(_values(optimizer)) == str(_values(sides.worker["optimizer"]))
+    optimizer.step()
+    assert sides.ship("model", "optimizer") == ["optimizer"]
+    assert str(_values(optimizer)) == str(_values(sides.worker["optimizer"]))
+    assert sides.ship("model", "optimizer") == []
+    sides.close()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from accel_nb.telemetry.events import MemorySample, StepDone
 from accel_nb.ui.fallback import DisplayFacts, choose_display
 from accel_nb.ui.panel import MAX_QUERIES, Panel
-from accel_nb.ui.run_comparison import EarlierRuns
+from accel_nb.ui.run_comparison import MAX_KEPT_RUNS, EarlierRuns
 from accel_nb.ui.view import PanelState
 from tests.ui.synthetic import training_events
 
@@ -262,6 +264,16 @@ def test_named_losses_of_an_ended_run_can_be_compared_with():
         assert list(block.columns[1]) == [0.25, 0.5]
     (unnamed,) = run.blocks("step", "")
     assert (unnamed.name, list(unnamed.columns[0])) == ("", [1.0, 3.0]), "those of the first loss, for the axes"
+
+
+def test_states_of_long_ended_runs_are_freed():
+    runs, states = EarlierRuns(), [PanelState("cell", 1) for _ in range(MAX_KEPT_RUNS + 1)]
+    oldest, newest = weakref.ref(states[0]), weakref.ref(states[-1])
+    while states:
+        runs.keep(len(states), states.pop(0))
+    gc.collect()
+    assert oldest() is None
+    assert newest() is not None
 
 
 def test_runs_that_have_ended_can_be_compared_with_while_one_runs_and_after_it(

@@ -160,6 +160,11 @@ def test_the_doctor_says_what_a_platform_and_its_devices_mean():
     assert f"[WARN] v3-8: {why}; or use --cpus N" in lines
 
 
+def test_the_doctor_looks_at_a_folder_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("long" * 100)))
+    assert diagnose()
+
+
 def test_the_doctor_says_where_checkpoints_outlive_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def storage(name: str, here: PlatformSignals, **changes: Any) -> str:
         table = [replace(row, **changes) if row.name == name else row for row in PLATFORMS]

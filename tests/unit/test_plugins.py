@@ -127,6 +127,8 @@ def test_every_option_of_power_sgd_has_its_torch_name():
     [
         ({"kwargs_handlers": [AutocastKwargs(), AutocastKwargs(enabled=False)]}, "two AutocastKwargs.*enabled=False"),
         ({"kwargs_handlers": [3]}, "has a int; it may have AORecipeKwargs"),
+        ({"kwargs_handlers": [3, 3]}, "has a int; it may have AORecipeKwargs"),
+        ({"split_batches": "global"}, "split_batches='global' was given .* must be True or False"),
         (
             {"gradient_accumulation_steps": 2, "gradient_accumulation_plugin": GradientAccumulationPlugin(4)},
             r"accumulate: 2 from Accelerator\(...\) and 4 from GradientAccumulationPlugin\(...\) disagree",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import locale
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,6 +57,25 @@ def test_the_print_options_that_are_not_sent_stay(before):
     torch.set_printoptions(sci_mode=True)
     apply_settings({"torch_print": {"precision": 2}})
     assert str(torch.tensor([1.5])) == "tensor([1.50e+00])"
+
+
+def test_filters_have_effect_once_the_process_has_the_category(before):
+    category: Any = type("Late", (UserWarning,), {"__module__": "module_of_later", "__qualname__": "Kinds.Late"})
+    entry = ["error", None, category.__module__, category.__qualname__, None, 0]
+    apply_settings({"warnings": [entry, *before["warnings"]]})
+    assert entry in read_settings({})["warnings"]
+    with pytest.warns(UserWarning, match="of another category"):
+        warnings.warn("of another category", UserWarning, stacklevel=1)
+    apply_settings({"warnings": [entry, *before["warnings"]]})
+    with pytest.raises(category):
+        warnings.warn("of this one", category, stacklevel=1)
+
+
+def test_the_folder_of_torch_follows_its_variable(before, monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    apply_settings(before)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    assert torch.hub.get_dir() == str(tmp_path / "hub")
 
 
 def test_a_locale_that_this_machine_lacks_is_told(before, caplog):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from datetime import timedelta
+from enum import Enum
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.options.plugins import AutocastKwargs, GradScalerKwargs, ProfileKwargs
 from accel_nb.accelerator.process_state import AcceleratorState, DistributedType, PartialState
-from accel_nb.errors import MisuseError
+from accel_nb.errors import ConfigError, MisuseError
 
 
 def test_a_process_alone_has_the_state_of_one():
@@ -39,6 +40,9 @@ def test_states_of_two_accelerators_do_not_mix():
     assert (one.state.mixed_precision, other.state.mixed_precision) == ("bf16", "no")
     assert (one.native_amp, other.native_amp) == (True, False)
     assert AcceleratorState("bf16", cpu=True).mixed_precision == "bf16"
+    assert AcceleratorState(Enum("Precision", {"HALF": "bf16"}).HALF, cpu=True).mixed_precision == "bf16"
+    with pytest.raises(ConfigError, match=r"AcceleratorState\(\.\.\.\)"):
+        AcceleratorState("bf17", cpu=True)
     assert AcceleratorState(cpu=True).mixed_precision == "no"
 
 

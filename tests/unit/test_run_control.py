@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_flood_is_counted_and_not_listened_to():
     assert controls.requests.num_interrupts == MAX_PER_SECOND + 1
 
 
-def test_wishes_are_bounded_and_none_is_left_open():
+def test_requests_are_bounded_and_none_is_left_open():
     requests = ActionQueue()
     asked = [ControlAction(to_message(StopAfterStep())) for _ in range(MAX_QUEUED + 1)]
     for action in asked:
@@ -291,6 +292,15 @@ def test_a_schedule_goes_on_as_planned_times_the_factor(name: str):
         assert ours == pytest.approx([0.25 * rate for rate in theirs], abs=1e-6)  # floors stay
 
 
+def test_a_rate_that_groups_share_is_scaled_once():
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizer = torch.optim.Adam([{"params": [value]} for value in parameters], lr=torch.tensor(0.1))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    scale_rates([optimizer], [scheduler], 0.5)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.05, 0.05])
+    assert [float(rate) for rate in scheduler.base_lrs] == pytest.approx([0.05, 0.05])
+
+
 class Keeping:
     """Keeps events."""
 
@@ -302,11 +312,14 @@ class Keeping:
 
 
 def run_with_actions(
-    requests: dict[int, Any], num_epochs: int, **options: Any
+    requests: dict[int, Any], num_epochs: int, names: Mapping[str, Any] | None = None, **options: Any
 ) -> tuple[Accelerator, Any, Keeping, list[str]]:
     """Train a line, with what is asked for right after the steps that ``requests`` names."""
     shown_text: list[str] = []
-    receiver = ControlReceiver(lambda action, step, text: shown_text.append(f"{step}: {text}"), describe_value)
+    values = {"a": "a", "b": "b", **(names or {})}
+    receiver = ControlReceiver(
+        lambda action, step, text: shown_text.append(f"{step}: {text}"), lambda name: describe_value(values[name])
+    )
     token, sink = current_control_receiver.set(receiver), Keeping()
     try:
         accelerator = Accelerator(world=World(), cpu=True, sink=sink, seed=1, **options)
@@ -363,6 +376,18 @@ def test_without_a_folder_nothing_is_saved_and_the_run_goes_on():
     accelerator.close()
 
 
+def test_a_value_that_cannot_be_shown_does_not_end_the_run():
+    names = {"lazy": torch.nn.Sequential(torch.nn.LazyLinear(2)), "empty": torch.ones(2, device="meta"), "x": 3}
+    accelerator, _, _, shown_text = run_with_actions({2: Inspect(("lazy", "empty", "x"))}, 1, names)
+    [text] = shown_text
+    lazy, empty, x = text.splitlines()
+    assert lazy.startswith("2: lazy = not available: ValueError: ")
+    assert empty.startswith("empty = not available: NotImplementedError: ")
+    assert x == "x = 3"
+    assert accelerator.components.stepper.num_steps == 5
+    accelerator.close()
+
+
 def test_the_reported_loss_is_the_mean_of_the_steps_since_the_last_report():
     _, _, every, _ = run_with_actions({}, 2)
     _, _, third, _ = run_with_actions({1: SetInterval(3)}, 2)
@@ -386,7 +411,7 @@ def test_a_panel_marks_and_says_what_was_done():
         state.fold([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
     state.fold([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
     state.set_action_result("learning rate 0.1 -> 0.05, after step 12\n<b>")
-    assert (state.marks[-1].kind, state.marks[-1].x) == ("steered", 12)
+    assert (state.marks[-1].kind, state.marks[-1].x) == ("control", 12)
     assert state.ranks.num_steps == 22, "a report stands for the steps since the last"
     assert state.facts()["action_result"] == "learning rate 0.1 -> 0.05, after step 12"
     state.accepts_actions = True

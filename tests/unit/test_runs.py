@@ -108,6 +108,14 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
     assert "runs are not recorded" in caplog.text
 
 
+def test_a_run_whose_folder_was_deleted_is_kept(registry: RunRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    registry.begin("launch", "train.py", resolve([])).finish("done")
+    assert [run.environment["folder"] for run in registry.runs()] == [""]
+
+
 def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: RunRegistry):
     state = PanelState("digits", 1)
     record_run("print(1)", options(), state, end_of_run(state, 1.0, None))

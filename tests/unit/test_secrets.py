@@ -52,6 +52,8 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> str:
         ("https://h/x?sig=1&token=abc&step=3", "https://h/x?sig=1&token=***&step=3"),
         ('{"password": "hunter2", "lr": 0.1}', '{"password": "***", "lr": 0.1}'),
         ("login(token='abc')", "login(token='***')"),
+        ("https://hooks.slack.com/services/T0/B0/xyz'", "https://hooks.slack.com/services/***'"),
+        ("https://discord.com/api/webhooks/1/a-b", "https://discord.com/api/webhooks/***"),
         ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "AWS_SECRET_ACCESS_KEY=***"),
     ],
 )

@@ -269,30 +269,32 @@ def test_watching_sends_the_state_until_it_ends(sidebar: SidebarComm, line: Line
     monkeypatch.setattr("accel_nb.ui.comm.WATCH_S", 0.01)
     num_sent = len(line.sent)
     line.handle_msg({"content": {"data": {"kind": "watch", "on": True}}})
-    teller = sidebar._sender
-    assert teller is not None
+    sender = sidebar._sender
+    assert sender is not None
     while len(line.sent) < num_sent + 2:
-        teller.join(0.01)
-        assert teller.is_alive()
+        sender.join(0.01)
+        assert sender.is_alive()
     line.handle_msg({"content": {"data": {"kind": "watch", "on": False}}})
-    teller.join(5)
-    assert not teller.is_alive()
+    sender.join(5)
+    assert not sender.is_alive()
 
 
-def test_after_a_state_that_could_not_be_read_later_ones_are_sent(
-    sidebar: SidebarComm, line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("fails", ["read", "sent"])
+def test_after_a_state_that_could_not_be_read_or_sent_later_ones_are_sent(
+    sidebar: SidebarComm, line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ):
     monkeypatch.setattr("accel_nb.ui.comm.WATCH_S", 0.01)
-    describe, failed = sidebar._describe, threading.Event()
+    target: tuple[Any, str] = (sidebar, "_describe") if fails == "read" else (line, "publish_msg")
+    works, failed = getattr(*target), threading.Event()
 
-    def fail() -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         failed.set()
         raise RuntimeError("not now")
 
-    monkeypatch.setattr(sidebar, "_describe", fail)
+    monkeypatch.setattr(*target, fail)
     line.handle_msg({"content": {"data": {"kind": "watch", "on": True}}})
     assert failed.wait(5)
-    monkeypatch.setattr(sidebar, "_describe", describe)
+    monkeypatch.setattr(*target, works)
     num_sent = len(line.sent)
     assert wait_for(lambda: len(line.sent) > num_sent)
     assert caplog.text.count("RuntimeError: not now") == 1

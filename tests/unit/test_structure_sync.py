@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -130,3 +133,82 @@ def test_lazy_layers_that_a_cell_calls_first_have_their_parameters_here(both):
     assert optimizer.state[weight]["momentum_buffer"].shape == (3, 2)
     model(torch.randn(4, 2)).sum().backward()
     optimizer.step()
+
+
+def _named_layers() -> dict[str, Any]:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    return {"one": one, "other": other, "both": nn.Sequential(one, nn.Linear(2, 2))}
+
+
+def _swap(names: dict[str, Any]) -> None:
+    layers = names["both"]
+    layers[0], layers[1] = layers[1], layers[0]
+
+
+def _put_in(names: dict[str, Any]) -> None:
+    names["both"][0] = names["other"]
+
+
+def _tie(names: dict[str, Any]) -> None:
+    names["other"].weight = names["one"].weight
+
+
+def _same_parts(names: dict[str, Any]) -> list[int]:
+    """Return for each part of the modules the number of the first part that is the same object."""
+    parts = [part for name in ("one", "other", "both") for part in (*names[name].modules(), *names[name].parameters())]
+    first = {id(part): number for number, part in reversed(list(enumerate(parts)))}
+    return [first[id(part)] for part in parts]
+
+
+@pytest.mark.parametrize("change", [_swap, _put_in, _tie])
+@pytest.mark.parametrize("is_cell", [True, False])
+def test_layers_that_change_places_stay_the_objects_that_they_are(both, change, is_cell):
+    names = _named_layers()
+    both.kernel.update(names)
+    both.ship(*names)
+    one, other = names["one"].weight.tolist(), names["other"].weight.tolist()
+    if is_cell:
+        before = both.snapshot(*names)
+        change(both.worker)
+        assert both.bring_back(before) == {}
+        assert all(both.kernel[name] is value for name, value in names.items())
+    else:
+        change(both.kernel)
+        both.ship(*names)
+    for side in (both.kernel, both.worker):
+        assert side["one"].weight.tolist() == one
+        assert side["other"].weight.tolist() == (one if change is _tie else other)
+    assert _same_parts(both.kernel) == _same_parts(both.worker)
+    both.ship(*names)
+    assert both.ship(*names) == []
+
+
+@pytest.mark.parametrize("is_cell", [True, False])
+def test_an_optimizer_gets_other_parameters_in_place_of_as_many(both, is_cell):
+    names = {"one": nn.Linear(2, 2), "other": nn.Linear(2, 2)}
+    optimizer = torch.optim.SGD(names["one"].parameters(), lr=0.1)
+    both.kernel.update(names, optimizer=optimizer)
+    both.ship(*names, "optimizer")
+    before = both.snapshot(*names, "optimizer")
+    changed = both.worker if is_cell else both.kernel
+    changed["optimizer"].param_groups[0]["params"] = list(changed["other"].parameters())
+    if is_cell:
+        assert both.bring_back(before) == {}
+        assert both.kernel["optimizer"] is optimizer
+    else:
+        both.ship(*names, "optimizer")
+    for side in (both.kernel, both.worker):
+        found = side["optimizer"].param_groups[0]["params"]
+        assert all(a is b for a, b in zip(found, side["other"].parameters(), strict=True))
+
+
+def test_a_weak_reference_of_the_notebook_stays_one_to_a_model_that_gets_a_layer(both):
+    model = nn.Linear(2, 2)
+    reference = weakref.ref(model)
+    both.kernel.update(model=model, reference=reference)
+    both.ship("model", "reference")
+    before = both.snapshot("model", "reference")
+    both.worker["model"].head = nn.Linear(2, 2)
+    assert both.bring_back(before) == {}
+    assert both.kernel["reference"] is reference
+    assert isinstance(reference().head, nn.Linear)

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from accel_nb import Accelerator
+from accel_nb.telemetry import time_use
 from accel_nb.telemetry.events import DeviceLoad, Event, StepDone, TimeUsed, WorkerPrepared, current_sink
 from accel_nb.telemetry.ring import RingReader, RingWriter, create_ring
 from accel_nb.telemetry.time_use import TimeMeter
@@ -59,6 +60,18 @@ def test_reading_computing_and_waiting_are_told_apart():
     assert event.computing_s == pytest.approx(0.3, abs=0.05), "processor time, which other programs do not change"
     assert event.reading_s >= 0.19
     assert event.blocked_s + event.queued_s >= 0.39, "waiting, of which a busy machine counts a part as queued"
+
+
+def test_no_time_is_below_zero_where_another_thread_measures_next():
+    sink = Sink()
+    meter = TimeMeter(0, "cpu", sink)
+    seconds = iter([(5.0, 3.0), (5.5, 0.5)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time_use, "_thread_seconds", lambda: next(seconds))
+        meter.sample(0.0, 1)
+        meter.sample(1.0, 2)
+    (event,) = sink.events
+    assert (event.computing_s, event.queued_s, event.blocked_s) == (0.5, 0.0, 0.5)
 
 
 def test_where_a_device_computes_only_reading_is_measured():

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.checkpoint import export
 from accel_nb.checkpoint.export import WeightWriter
 from accel_nb.errors import CheckpointError, ConfigError, CorruptCheckpoint, MisuseError, NoCheckpoint
 
@@ -162,6 +163,18 @@ def test_hooks_see_models_and_can_be_removed(tmp_path: Path) -> None:
     accelerator.close()
 
 
+def test_hooks_whose_handles_nobody_keeps_are_all_called(tmp_path: Path) -> None:
+    accelerator, *_ = prepared(tmp_path)
+    seen: list[str] = []
+    for name in "ab":
+        accelerator.register_save_state_pre_hook(lambda models, weights, url, name=name: seen.append(f"save {name}"))
+        accelerator.register_load_state_pre_hook(lambda models, url, name=name: seen.append(f"load {name}"))
+    accelerator.save_state()
+    accelerator.load_state()
+    assert seen == ["save a", "save b", "load a", "load b"]
+    accelerator.close()
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_what_hooks_write_becomes_part_of_the_checkpoint(tmp_path: Path, blocking: bool) -> None:
     accelerator, model, optimizer = prepared()
@@ -218,6 +231,21 @@ def test_a_failed_background_save_is_raised_by_the_next_call(tmp_path: Path) -> 
     accelerator.close()
 
 
+def test_a_failed_background_save_is_not_reported_as_saved(tmp_path: Path) -> None:
+    accelerator, model, optimizer = prepared(tmp_path)
+    train(accelerator, model, optimizer)
+    accelerator.save_state(blocking=False)
+    accelerator.components.state._saver._job.join()  # type: ignore[union-attr]
+    accelerator.components.state._saver._job._problem = "the disk is gone"  # type: ignore[union-attr]
+    with pytest.raises(CheckpointError, match="the disk is gone"):
+        accelerator.wait_for_checkpoint()
+    train(accelerator, model, optimizer)
+    accelerator.save_state(blocking=False)
+    [line] = accelerator.end_run()
+    assert line.startswith("saved step 2 (1) in ")
+    accelerator.close()
+
+
 def test_weights_are_written_for_other_libraries(tmp_path: Path) -> None:
     accelerator, *_ = prepared()
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
@@ -269,6 +297,29 @@ def test_weights_of_one_file_are_held_at_a_time(tmp_path: Path) -> None:
         spoilt.finish()
     assert json.loads((tmp_path / "model.safetensors.index.json").read_text()) == index
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_views_of_complex_numbers_are_written_by_value(tmp_path: Path) -> None:
+    pair, files = torch.tensor([1 + 2j, 3 + 4j], dtype=torch.complex64), WeightWriter(tmp_path, "1GB")
+    files.add("conjugated", pair.conj())
+    files.add("negative", pair.conj().imag)
+    files.finish()
+    found = load_file(tmp_path / "model.safetensors")
+    assert found["conjugated"].tolist() == [1 - 2j, 3 - 4j]
+    assert found["negative"].tolist() == [-2, -4]
+
+
+def test_a_last_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"a part")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(export, "save_file", fail)
+    files = WeightWriter(tmp_path, "1GB")
+    files.add("w", torch.ones(2))
+    with pytest.raises(OSError, match="No space left"):
+        files.finish()
+    assert not list(tmp_path.iterdir())
 
 
 def test_plain_values_are_saved_and_others_refused(tmp_path: Path) -> None:

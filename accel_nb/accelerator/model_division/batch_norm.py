@@ -31,8 +31,8 @@ def synchronized_batch_norm(exchange: RowExchange) -> Iterator[None]:
             return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return _normalize(exchange, input, running_mean, running_var, weight, bias, momentum, eps)
 
-    functional.batch_norm = batch_norm
     try:
+        functional.batch_norm = batch_norm
         yield
     finally:
         functional.batch_norm = original

@@ -49,11 +49,6 @@ class CallsByState:
         self._state: PlainState | None = None
         self._signatures: dict[Hashable, _Signature] = {}
 
-    def clear(self) -> None:
-        """Remove all groups, so that the next calls are the first ones."""
-        self._state = None
-        self._signatures.clear()
-
     def find(self, model: nn.Module, signature: Hashable, values: Hashable) -> CallGroup:
         """Return the group of a call, and count the call; ``values`` are the sizes and numbers of its arguments."""
         if self._state is None or not self._state.is_current:

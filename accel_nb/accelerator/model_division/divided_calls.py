@@ -23,16 +23,17 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from accel_nb.accelerator.model_division.argument_changes import (
+    CHANGES_ARGUMENTS,
+    ArgumentChanges,
+    copied_arguments,
+)
 from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
-from accel_nb.accelerator.model_division.call_observers import (
-    global_hooks,
-    has_modes,
-    has_profiler,
-    has_saved_tensor_hooks,
-)
+from accel_nb.accelerator.model_division.call_observers import has_modes, has_profiler, has_saved_tensor_hooks
 from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsByState
-from accel_nb.accelerator.model_division.forward_only import BackwardNeeded, drop_saved_tensors
+from accel_nb.accelerator.model_division.forward_only import drop_saved_tensors
+from accel_nb.accelerator.model_division.model_structure import structure_of
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
 from accel_nb.accelerator.model_division.reachable_state import find_other_trained
 from accel_nb.accelerator.model_division.related_outputs import RelatedOutputs
@@ -44,6 +45,7 @@ from accel_nb.accelerator.model_division.row_layout import (
     RowLayout,
     find_layout,
     find_weighted_loss,
+    is_divisible,
     is_equal,
     part_problem,
     signature_of,
@@ -116,8 +118,6 @@ class DividedCalls:
         self._process = os.getpid()
         # Whether a prepared model is being called: calls that its code makes of other models are not divided again.
         self.is_inside = False
-        # Of each wrapped forward; the wrapping functions hold them.
-        self._calls: weakref.WeakSet[CallsByState] = weakref.WeakSet()
         # By class name, since `start_record`: the models whose calls were divided, and why other calls were not.
         self.divided: dict[str, None] = {}
         self.undivided: dict[str, DivisionRefusal] = {}
@@ -128,15 +128,9 @@ class DividedCalls:
         self.undivided.clear()
         self.exchange.num_bytes = 0
 
-    def clear_layouts(self) -> None:
-        """Clear the row layouts, so that the next calls check the models again; call after hooks were registered."""
-        for calls in self._calls:
-            calls.clear()
-
     def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
         """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
         calls = CallsByState()
-        self._calls.add(calls)
         reference = weakref.ref(model)
         call = leave_uncompiled(self._call)
         shards_params = self._stepper.strategy.capabilities.shards_params
@@ -214,8 +208,8 @@ class DividedCalls:
         snapshot = self._take_snapshot(call.model)
         observed = _RecordedReads()
         try:
-            whole, whole_effects = self._compute_compared(call, snapshot)
-            rows, problem = self._try_rows(call, observed)
+            whole, whole_effects, problem = self._compute_compared(call, snapshot)
+            rows, problem = self._try_rows(call, observed) if problem is None else (None, problem)
         except TrainsItself:
             whole, whole_effects, rows, problem = None, {}, None, TRAINS_ITSELF
         has_rows = problem is None
@@ -237,17 +231,27 @@ class DividedCalls:
             self._on_difference(name, group.num_divided, refusal.reason)
         return self._compute_whole(call.forward, call.args, call.kwargs)
 
-    def _compute_compared(self, call: _Call, snapshot: _Snapshot) -> tuple[Any, dict[str, Any]]:
-        """Return the result of a whole call and its effects, which are undone; keep nothing for a backward pass."""
-        shards_params = self._stepper.strategy.capabilities.shards_params
+    def _compute_compared(self, call: _Call, snapshot: _Snapshot) -> tuple[Any, dict[str, Any], str | None]:
+        """Return the result of a whole call, its effects, which are undone, and why it cannot be compared, if so.
+
+        Nothing is kept for a backward pass.
+        """
+
+        def compute() -> tuple[Any, bool]:
+            args, kwargs = arguments = copied_arguments((list(call.args), dict(call.kwargs)))
+            changes = ArgumentChanges(arguments)
+            return self._compute_whole(call.forward, args, kwargs), changes.has_any()
+
+        without_graph = torch.no_grad if self._stepper.strategy.capabilities.shards_params else drop_saved_tensors
         with contextlib.redirect_stdout(io.StringIO()), BackwardCode().observe():
             try:
-                with torch.no_grad() if shards_params else drop_saved_tensors():
-                    whole = self._compute_whole(call.forward, call.args, call.kwargs)
-            except BackwardNeeded:
+                with without_graph():
+                    whole, has_changes = compute()
+            except Exception:  # the code needs what is not kept, or uses `torch.func`, which allows no such hooks
                 snapshot.restore()
-                whole = self._compute_whole(call.forward, call.args, call.kwargs)
-        return map_tensors(Tensor.detach, whole), snapshot.restore()
+                whole, has_changes = compute()
+        problem = CHANGES_ARGUMENTS if has_changes else None
+        return map_tensors(Tensor.detach, whole), snapshot.restore(), problem
 
     def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, str | None]:
         """Return the rows of all ranks and None, or None and why there are none."""
@@ -282,34 +286,8 @@ class DividedCalls:
         """
         name, ranks, layout = type(call.model).__name__, self._comm.world.size, call.layout
         sizes = [len(contiguous_share(call.num_rows, ranks, rank)) for rank in range(ranks)]
-        inputs, outputs = iter(layout.inputs), iter(layout.outputs)
-        exchange, own = self.exchange, sizes[self._comm.world.rank]
-        averaged = self._stepper.averaged_parameters
-
-        def select_rows(tensor: Tensor) -> Tensor:
-            dim = next(inputs)
-            if not (torch.is_grad_enabled() and tensor.requires_grad):
-                return tensor if dim is None else tensor.narrow(dim, *exchange.own_range(sizes))
-            if dim is not None:
-                return exchange.take(tensor, dim, sizes)
-            return tensor if id(tensor) in averaged else exchange.replicate(tensor)
-
-        def gather(tensor: Tensor) -> Tensor:
-            dim = next(outputs)
-            if dim is None:
-                return tensor
-            if isinstance(dim, str):
-                return self._reduce(tensor, dim, sizes)
-            per_row, remainder = divmod(tensor.shape[dim], own) if dim < tensor.dim() else (0, own)
-            if remainder:
-                raise MisuseError(_UNEXPECTED_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
-            numbers = [size * per_row for size in sizes]
-            whole = exchange.gather(tensor, dim, numbers)
-            gathered.append((whole, tensor, dim, numbers))
-            return whole
-
-        gathered: list[tuple[Tensor, Tensor, int, list[int]]] = []
-        rows = map_tensors(select_rows, (list(call.args), dict(call.kwargs)))
+        args, kwargs = rows = self._select_rows(call, sizes)
+        changes = ArgumentChanges(rows)
         result: Any = None
         failure: Exception | None = None
         with ExitStack() as stack:
@@ -318,7 +296,7 @@ class DividedCalls:
             if observe is not None:
                 stack.enter_context(observed_reads(observe))
             try:
-                result = call.forward(*rows[0], **rows[1])
+                result = call.forward(*args, **kwargs)
             except (AccelNbError, _ResultMayDiffer):
                 raise
             except Exception as error:
@@ -326,15 +304,62 @@ class DividedCalls:
                     raise
                 failure = error
         if observe is not None:
-            code = _NO_ROWS if failure is not None else _shape_code(result, layout, own)
+            code = _NO_ROWS if failure is not None else _shape_code(result, layout, sizes[self._comm.world.rank])
             codes = self._gather_codes_at(_END, code)
             if len(set(codes)) > 1 or codes[0] == _NO_ROWS:
                 raise _ResultMayDiffer from failure
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
             raise MisuseError(_UNEXPECTED_OUTPUT.format(name=name))
-        result = map_tensors(gather, result)
+        if changes.has_any():
+            raise MisuseError(_CHANGED_ARGUMENTS.format(name=name))
+        return self._complete(call, rows, result, sizes)
+
+    def _select_rows(self, call: _Call, sizes: Sequence[int]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a call with this rank's rows; ``sizes`` are the numbers of rows of the ranks."""
+        inputs, exchange, averaged = iter(call.layout.inputs), self.exchange, self._stepper.averaged_parameters
+
+        def select(tensor: Tensor) -> Tensor:
+            dim = next(inputs)
+            if not (torch.is_grad_enabled() and tensor.requires_grad):
+                return tensor if dim is None else tensor.narrow(dim, *exchange.own_range(sizes))
+            if dim is not None:
+                return exchange.take(tensor, dim, sizes)
+            return tensor if id(tensor) in averaged else exchange.replicate(tensor)
+
+        return map_tensors(select, (list(call.args), dict(call.kwargs)))
+
+    def _complete(self, call: _Call, rows: Any, result: Any, sizes: Sequence[int]) -> Any:
+        """Return the result of a call with the rows of all ranks, from that of this rank's ``rows`` of the arguments.
+
+        A tensor that the model has returned twice is one tensor, and an argument that it returns is the argument.
+        """
+        name, own, outputs = type(call.model).__name__, sizes[self._comm.world.rank], iter(call.layout.outputs)
+        gathered: list[tuple[Tensor, Tensor, int, list[int]]] = []
+        arguments = find_tensors((list(call.args), dict(call.kwargs)))
+        known = {id(part): whole for part, whole in zip(find_tensors(rows), arguments, strict=True)}
+
+        def gather(tensor: Tensor, dim: int | Reduction | None) -> Tensor:
+            if dim is None:
+                return tensor
+            if isinstance(dim, str):
+                return self._reduce(tensor, dim, sizes)
+            per_row, remainder = divmod(tensor.shape[dim], own) if dim < tensor.dim() else (0, own)
+            if remainder:
+                raise MisuseError(_UNEXPECTED_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
+            numbers = [size * per_row for size in sizes]
+            whole = self.exchange.gather(tensor, dim, numbers)
+            gathered.append((whole, tensor, dim, numbers))
+            return whole
+
+        def complete(tensor: Tensor) -> Tensor:
+            dim = next(outputs)
+            if id(tensor) not in known:
+                known[id(tensor)] = gather(tensor, dim)
+            return known[id(tensor)]
+
+        whole = map_tensors(complete, result)
         self.related.record(gathered)
-        return result
+        return whole
 
     def _reduce(self, part: Tensor, reduction: Reduction, sizes: Sequence[int]) -> Tensor:
         """Return the value of all rows from those of the ranks' rows."""
@@ -350,8 +375,8 @@ class DividedCalls:
 
     @contextmanager
     def _mark_inside(self) -> Iterator[None]:
-        self.is_inside = True
         try:
+            self.is_inside = True
             yield
         finally:
             self.is_inside = False
@@ -384,7 +409,7 @@ class DividedCalls:
         has_nested = any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves)
         # A nested tensor has no shape.
         values = () if has_nested else tuple([_size_or_number(leaf) for leaf in leaves])
-        group = calls.find(model, (has_gradients, _num_hooks(model), signature_of([args, kwargs])), values)
+        group = calls.find(model, (has_gradients, structure_of(model), signature_of([args, kwargs])), values)
         if has_nested:
             return group, DivisionRefusal("it takes a nested tensor")
         if is_in_transform():
@@ -457,6 +482,7 @@ class DividedCalls:
                 tolerance=self._tolerance,
                 shards_params=self._stepper.strategy.capabilities.shards_params,
                 is_compiled=is_compiled,
+                device=self._comm.world.device,
             )
 
     def _has_swapped_parameters(self, model: nn.Module) -> bool:
@@ -471,10 +497,13 @@ class DividedCalls:
 
     def _agree_on_layout(self, found: RowLayout | DivisionRefusal) -> RowLayout | DivisionRefusal:
         """Return the layout if it is equal on all ranks: rounding, and so the check, may differ among machines."""
-        code = zlib.crc32(repr(found).encode()) if isinstance(found, RowLayout) else 0
-        if not self._is_equal_on_ranks(code) and not isinstance(found, DivisionRefusal):
-            return DivisionRefusal("the ranks disagree about its rows")
-        return found
+        code = zlib.crc32(repr(found).encode()) if isinstance(found, RowLayout) else int(found.is_final)
+        if self._is_equal_on_ranks(code):
+            return found
+        # Final on all ranks: else only some would search again in the next call.
+        return DivisionRefusal(
+            found.reason if isinstance(found, DivisionRefusal) else "the ranks disagree about its rows"
+        )
 
     def _is_equal_on_ranks(self, code: int) -> bool:
         return len(set(self._gather_codes(code))) == 1
@@ -623,7 +652,7 @@ def _size_or_number(leaf: Any) -> Any:
 
 def _few_values(tensor: Tensor) -> Tensor:
     """Return a few elements of a tensor, as real numbers on the CPU."""
-    if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
+    if not is_divisible(tensor) or tensor.is_meta:
         return torch.zeros(0, dtype=torch.float64, device="cpu")
     flat = tensor.detach().reshape(-1)
     few = flat[:: max(1, flat.numel() // (_NUM_COMPARED // 4))][: _NUM_COMPARED // 4]
@@ -634,13 +663,6 @@ def _few_values(tensor: Tensor) -> Tensor:
 def _trained_parameters(model: nn.Module) -> Iterator[Tensor]:
     for part in model.modules():
         yield from (value for value in part._parameters.values() if value is not None and value.requires_grad)
-
-
-def _num_hooks(model: nn.Module) -> int:
-    """Return the number of hooks that a model's call runs; a change of it makes the model be checked again."""
-    return len(global_hooks()) + sum(
-        len(part._forward_hooks) + len(part._forward_pre_hooks) + len(part._backward_hooks) for part in model.modules()
-    )
 
 
 _TOO_FEW_ROWS = DivisionRefusal("a batch has too few rows", is_final=False)
@@ -655,6 +677,11 @@ _UNEXPECTED_ROWS = (
     "be found in it. With --divide none every worker computes the whole batch"
 )
 
+
+_CHANGED_ARGUMENTS = (
+    "{name} changes its arguments, such as by an operation in place, unlike in its first calls: this worker's rows "
+    "were changed, and not those of the other workers. With --divide none every worker computes the whole batch"
+)
 
 _UNEXPECTED_OUTPUT = (
     "{name} returned another number of tensors than in its first call with such arguments. With --divide none every "

@@ -30,6 +30,8 @@ _MAX_ITEMS = 64
 """The items of longer containers are not followed."""
 _MAX_FOUND = 4096
 PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
+_CHANGED_IN_LIBRARIES = (bool, float, types.FunctionType, types.BuiltinFunctionType)
+"""Rates, flags and functions of a library's layer may change; its integers and strings are its fixed structure."""
 _NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 """Objects of the standard library that hold the user's values."""
 _EMPTY_CELL = types.CellType()
@@ -113,7 +115,7 @@ class ClassAttributes(_Variables):
     def __init__(self, kind: type) -> None:
         self._kind = kind
         super().__init__(
-            key for key, value in vars(kind).items() if not key.startswith("__") and not hasattr(value, "__get__")
+            key for key, value in vars(kind).items() if not (key.startswith("__") or hasattr(type(value), "__get__"))
         )
 
     def __getitem__(self, name: str) -> Any:
@@ -124,6 +126,33 @@ class ClassAttributes(_Variables):
 
     def __delitem__(self, name: str) -> None:
         delattr(self._kind, name)
+
+
+class SlotAttributes(_Variables):
+    """The attributes of an object whose class has ``__slots__``."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        super().__init__(
+            key
+            for base in type(value).__mro__
+            for key, member in vars(base).items()
+            if isinstance(member, types.MemberDescriptorType)
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        try:
+            return object.__getattribute__(self._value, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._value, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._value, name)
 
 
 def find_reachable(model: nn.Module) -> Iterator[Reachable]:
@@ -147,11 +176,11 @@ def find_reachable(model: nn.Module) -> Iterator[Reachable]:
             if vars(value):
                 yield Reachable(name, vars(value), is_users)
         elif _is_users_object(value):
-            yield Reachable(name, vars(value), is_users)
+            yield Reachable(name, _attributes_of(value), is_users)
 
 
 class PlainSource(NamedTuple):
-    """A container, and the keys of its values that a model's code may read."""
+    """A container, and the keys of its values that a model's code may read, plain ones and others."""
 
     container: Any
     keys: Collection[Any]
@@ -162,11 +191,9 @@ class PlainSource(NamedTuple):
 def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:
     """Yield the containers of values that a model's code may read."""
     for part in model.modules():
-        # Integers and strings of a library's layer are its fixed structure; rates and flags may change.
-        kinds = PLAIN_TYPES if is_user_module(type(part).__module__) else (bool, float)
-        yield PlainSource(
-            vars(part), [key for key, value in vars(part).items() if _may_change(key) and type(value) in kinds]
-        )
+        is_users = is_user_module(type(part).__module__)
+        keys = [key for key, value in vars(part).items() if is_users or isinstance(value, _CHANGED_IN_LIBRARIES)]
+        yield PlainSource(vars(part), [key for key in keys if _may_change(key)])
     for _, value, is_users in _walk(model):
         if not is_users:
             continue
@@ -183,7 +210,13 @@ def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:
             yield PlainSource(variables, list(variables))
             yield PlainSource(vars(value), list(vars(value)))
         elif _is_users_object(value):
-            yield PlainSource(vars(value), list(vars(value)))
+            attributes = _attributes_of(value)
+            yield PlainSource(attributes, list(attributes))
+
+
+def is_searched(value: Any) -> bool:
+    """Return whether the values in an object are among those that a model's code may read."""
+    return isinstance(value, CONTAINERS) or _is_users_object(value)
 
 
 def _may_change(name: str) -> bool:
@@ -266,7 +299,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         if is_user_module(value.__module__):
             yield from _class_parts(value)
     elif _is_users_object(value):
-        yield from vars(value).items()
+        yield from _attributes_of(value).items()
         yield from _class_parts(type(value))
 
 
@@ -277,7 +310,12 @@ def _is_users_function(value: Any) -> bool:
 def _is_users_object(value: Any) -> bool:
     if isinstance(value, _NAMESPACES):
         return True
-    return not isinstance(value, type) and hasattr(value, "__dict__") and is_user_module(type(value).__module__)
+    return not isinstance(value, type) and is_user_module(type(value).__module__)
+
+
+def _attributes_of(value: Any) -> MutableMapping[str, Any]:
+    # Not by ``hasattr``: the user's ``__getattr__`` may raise any error.
+    return vars(value) if type(value).__dictoffset__ else SlotAttributes(value)
 
 
 class _Names(NamedTuple):

@@ -60,20 +60,26 @@ class RelatedOutputs:
 
         @functools.wraps(original)
         def retain_grad(tensor: Tensor) -> None:
-            rows = self._rows_of(tensor)
+            rows = None if tensor.retains_grad else self._rows_of(tensor)
             original(tensor)
             if rows is None:
                 return
-            reference, retained = weakref.ref(tensor), None
+            reference = weakref.ref(tensor)
+            # The retained gradient before a pass through the output itself, which torch adds to it.
+            before: list[Tensor | None] = []
+
+            def record(_: Tensor) -> None:
+                output = reference()
+                before[:] = [None if output is None else output.grad]
 
             def keep(gradient: Tensor) -> None:
-                nonlocal retained
                 whole = self._gather(rows, gradient.detach())
-                retained = whole if retained is None else retained + whole
                 if (output := reference()) is not None:
-                    output.grad = retained
+                    earlier = before.pop() if before else output.grad
+                    output.grad = whole if earlier is None else earlier + whole
 
-            rows.tensor.register_hook(keep)
+            _register_hook(tensor, record)
+            _register_hook(rows.tensor, keep)
 
         return retain_grad
 
@@ -99,3 +105,6 @@ class RelatedOutputs:
     def _gather(self, rows: _Rows, gradient: Tensor) -> Tensor:
         """Return the gradient of the output from that of its rows, which has a factor (see `RowExchange`)."""
         return self._exchange.gather(gradient, rows.dim, rows.sizes) / self._exchange.num_ranks
+
+
+_register_hook = Tensor.register_hook  # the original method, for use inside of its replacement

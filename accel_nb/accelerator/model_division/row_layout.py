@@ -16,6 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from accel_nb.accelerator.model_division.argument_changes import (
+    CHANGES_ARGUMENTS,
+    ArgumentChanges,
+    copied_arguments,
+)
 from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
 from accel_nb.accelerator.model_division.near_zero_values import random_where_near_zero
@@ -81,6 +86,11 @@ TRAINS_ITSELF = "its code runs a backward pass or steps an optimizer"
 OWN_GRADIENTS = "its code computes or reads gradients of its own"
 
 
+def is_divisible(tensor: Tensor) -> bool:
+    """Return whether the rows of a tensor can be selected and compared: it is dense and of no other class."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
+
+
 def part_problem(error: BaseException) -> str:
     """Return why a model is not divided whose code raised an error for some rows of the batch."""
     return f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})"
@@ -112,6 +122,7 @@ def find_layout(
     *,
     batch_size: int | None,
     tolerance: float,
+    device: str,
     shards_params: bool = False,
     is_compiled: bool = False,
 ) -> RowLayout | DivisionRefusal:
@@ -119,18 +130,20 @@ def find_layout(
 
     Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
     two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
-    Objects of the user's modules are searched for stored values. With ``shards_params`` the strategy replaces
-    parameters in a forward pass.
+    Objects of the user's modules are searched for stored values. ``device`` is this rank's. With ``shards_params`` the
+    strategy replaces parameters in a forward pass.
     """
     for leaf in find_leaves([args, kwargs]):
         if not isinstance(leaf, (Tensor, *_PLAIN, *_CODE)):
             return DivisionRefusal(f"it takes a {type(leaf).__name__}")
     tensors = list(find_tensors([args, kwargs]))
-    if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
-        return DivisionRefusal("it takes tensors of a subclass, or sparse ones")
+    if not all(map(is_divisible, tensors)):
+        return DivisionRefusal("it takes tensors of a subclass, or sparse or quantized ones")
     refusal: DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
-        check = _LayoutCheck(model, forward, args, kwargs, tensors, dims, total, tolerance, shards_params, is_compiled)
+        check = _LayoutCheck(
+            model, forward, args, kwargs, tensors, dims, total, tolerance, device, shards_params, is_compiled
+        )
         found = check.run()
         if isinstance(found, RowLayout):
             return found
@@ -175,12 +188,13 @@ class _LayoutCheck:
         dims: tuple[int | None, ...],
         total: int,
         tolerance: float,
+        device: str,
         shards_params: bool,
         is_compiled: bool,
     ) -> None:
         self._model, self._forward, self._nested = model, forward, (list(args), dict(kwargs))
         self._tensors, self._dims, self._total, self._tolerance = tensors, dims, total, tolerance
-        self._shards_params, self._is_compiled = shards_params, is_compiled
+        self._device, self._shards_params, self._is_compiled = device, shards_params, is_compiled
 
     def run(self) -> RowLayout | DivisionRefusal:
         """Compute the rows together and in two parts, and return the layout, or why the results differ."""
@@ -289,17 +303,17 @@ class _LayoutCheck:
             chosen = tensor.detach()
             return chosen if dim is None else chosen.index_select(dim, torch.tensor(rows, device=tensor.device))
 
-        args, kwargs = map_tensors(choose, self._nested)
+        args, kwargs = arguments = copied_arguments(map_tensors(choose, self._nested))
+        argument_changes = ArgumentChanges(arguments)
         random = RowRandom(start, len(rows), total, draws)
         random_reads, code = RandomReads(), BackwardCode()
         reads: list[Any] = []
         printed = io.StringIO()
-        device = next(iter(self._tensors)).device
         state = self._take_snapshot()
         parameters = () if self._shards_params else self._model.named_parameters()
         tensors = [*parameters, *self._model.named_buffers(), *state.uncopied]
         writes = None if self._is_compiled else TensorWrites(tensors)
-        states = rng.capture(device)
+        states = rng.capture(self._device)
         norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
         for part in norms:
             part.training = False
@@ -317,11 +331,12 @@ class _LayoutCheck:
                     stack.enter_context(random_reads)
                     stack.enter_context(observed_reads(reads.append))
                 output = self._forward(*args, **kwargs)
+            changes_arguments = argument_changes.has_any()
             weights = [_weight_of(tensor) for tensor in find_tensors(output)]
             output = map_tensors(lambda tensor: tensor.detach().clone(), output)
-            used = rng.capture(device, parts=("python", "numpy"))
+            used = rng.capture(self._device, parts=("python", "numpy"))
             repeated = ()
-            if is_whole and writes is not None and state.changes().of_user:
+            if is_whole and not changes_arguments and writes is not None and state.changes().of_user:
                 repeated = self._find_repeated_changes(args, kwargs)
         finally:
             for part in norms:
@@ -329,12 +344,13 @@ class _LayoutCheck:
             rewritten = [] if writes is None else writes.unchanged()
             changes = state.restore()
             written = {} if writes is None else writes.restore()
-            rng.restore(states, device)
+            rng.restore(states, self._device)
         has_python_draws = bool(changes.generators) or any(not torch.equal(used[key], states[key]) for key in used)
         return _Run(
             output,
             weights,
             effects=changes.values | written | {"stdout": printed.getvalue()},
+            changes_arguments=changes_arguments,
             reads=reads,
             has_drawn=random.has_drawn,
             draws=tuple(draws.draws) if isinstance(draws, ComparedShapes) else (),
@@ -371,6 +387,7 @@ class _Run:
     """For each tensor of the output: the total weight by which a loss was divided."""
     effects: dict[str, Any]
     """The stored values and the printed text."""
+    changes_arguments: bool
     reads: list[Any]
     has_drawn: bool
     draws: tuple[Draw, ...]
@@ -395,6 +412,8 @@ def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | 
     A model whose code changes its own state, or branches on random numbers, may compute otherwise in a later call.
     """
     whole, *parts = runs
+    if any(run.changes_arguments for run in runs):
+        return CHANGES_ARGUMENTS
     if whole.has_python_draws:
         return "its code draws random numbers by Python or NumPy"
     if whole.has_read_random:

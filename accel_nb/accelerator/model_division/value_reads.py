@@ -7,11 +7,13 @@ differ between ranks, or between the rows and the whole batch.
 from __future__ import annotations
 
 import functools
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,15 +29,15 @@ _SHAPED_BY_VALUES = ("_pack_padded_sequence",)
 
 @contextmanager
 def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
-    """Call ``observe`` with each value that is read in the block, except by ``observe`` and by accel_nb itself.
+    """Call ``observe`` with each value that this thread reads in the block, except by ``observe`` and accel_nb itself.
 
     Values are what ``item()``, a condition or ``tolist()`` returns, and shapes such as that of ``nonzero()``.
     """
-    is_inside = False
+    is_inside, thread = False, threading.get_ident()
 
     def observe_outside(value: Any) -> None:
         nonlocal is_inside
-        if not (is_inside or is_own_read()):
+        if not (is_inside or is_own_read() or threading.get_ident() != thread):
             is_inside = True
             try:
                 observe(value)
@@ -46,22 +48,22 @@ def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
         @functools.wraps(original)
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             value = original(tensor, *args, **kwargs)
-            observe_outside(value if isinstance(value, list) else zlib.crc32(value.tobytes()))
+            observe_outside(zlib.crc32(value.tobytes()) if isinstance(value, numpy.ndarray) else value)
             return value
 
         return read
 
     own = {name: vars(Tensor)[name] for name in _READERS if name in vars(Tensor)}
-    for name in _READERS:
-        setattr(Tensor, name, wrap(getattr(Tensor, name)))
     try:
+        for name in _READERS:
+            setattr(Tensor, name, wrap(getattr(Tensor, name)))
         with _ReadOperations(observe_outside):
             yield
     finally:
         for name in _READERS:
             if name in own:
                 setattr(Tensor, name, own[name])
-            else:  # inherited from Tensor's C base
+            elif name in vars(Tensor):  # else inherited from Tensor's C base
                 delattr(Tensor, name)
 
 

@@ -36,12 +36,12 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
             torch's function for one of the first two. By default repeated blocks are wrapped.
         transformer_cls_names_to_wrap: Class names of the modules to wrap.
         min_num_params: How many parameters a module must have to be wrapped by size.
-        cpu_offload: Keep parameters, gradients and optimizer state in host memory; an offload policy of torch means
-            True.
+        cpu_offload: Whether to keep parameters, gradients and optimizer state in host memory: a boolean, or torch's
+            policy of offloading, of FSDP or of FSDP2.
         activation_checkpointing: Recompute activations in the backward pass instead of storing them.
-        mixed_precision_policy: The precision of the run, and that in which gradients are averaged: ``fp16``, ``bf16``
-            or ``fp32``, a dictionary with ``param_dtype`` and ``reduce_dtype``, or a policy of torch. Its other values
-            have no effect.
+        mixed_precision_policy: The dtype in which the run computes, and that in which gradients are averaged: ``fp16``,
+            ``bf16`` or ``fp32``, a dictionary with ``param_dtype`` and ``reduce_dtype``, or torch's policy, whose other
+            values have no effect.
         param_init_fn: Not supported: use ``fsdp.weights``.
         state_dict_config: Ignored.
         optim_state_dict_config: Ignored.

@@ -92,13 +92,22 @@ class MegatronLMPlugin:
 
 
 def _read(name: str, given: Any, default: Any) -> Any:
-    """Return the given value, else the environment variable in the default's type, else the default."""
+    """Return the given value, else the environment variable in the default's type, else the default.
+
+    Raises `ConfigError` for a variable that is no number.
+    """
     if given is not None:
         return given
     text = get_variable(f"{_PREFIX}{name.upper()}", None)
     if text is None:
         return default
-    return text.lower() in ("1", "true", "yes") if isinstance(default, bool) else type(default)(text)
+    if isinstance(default, bool):
+        return text.lower() in ("1", "true", "yes")
+    try:
+        return type(default)(text)
+    except ValueError:
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise ConfigError(f"the variable {_PREFIX}{name.upper()} is {text!r}; it must be {kind}") from None
 
 
 @dataclass

@@ -524,6 +524,7 @@ def checked_handlers(handlers: Sequence[object] | None) -> list[Any]:
         if not isinstance(handler, HANDLERS):
             known = ", ".join(known.__name__ for known in HANDLERS)
             problems.append(f"kwargs_handlers of Accelerator(...) has a {kind}; it may have {known}")
+            continue
         problems += [
             f"kwargs_handlers of Accelerator(...) has two {kind}: {_short(other)} and {_short(handler)}; join them"
             for other in found

@@ -116,7 +116,9 @@ class PlainCells:
         *,
         may_depend_on_rank: bool = False,
         is_partial: bool = False,
+        first_rank: int = 0,
         entropy: int | None = None,
+        namespace: dict[str, Any] | None = None,
         at_end: Callable[[], object] = lambda: None,
     ) -> Iterator[None]:
         """Replace functions of torch while the block runs, so that code for one device runs on many workers.
@@ -125,27 +127,33 @@ class PlainCells:
         ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, rank
         0's version of a file that every rank writes is kept, and generators without a seed get the same seed
         on all ranks, which pass the same ``entropy``.
-        A cell that ``is_partial`` runs on some ranks only. The replacements apply to the whole process until the block
-        ends.
-        ``at_end`` is called last; files that it writes are the cell's.
+        A cell that ``is_partial`` runs on some ranks only: each computes by itself and runs the commands, and
+        ``first_rank``, the lowest of them, writes the files. The replacements apply to the whole process until the
+        block ends.
+        ``at_end`` is called last; files that it writes are the cell's. Names of ``namespace`` that the cell has bound
+        to replaced functions are bound to the original ones when it ends.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._passes.needs_check = True
         self._passes.has_unused_gradients = False
         self.last_share = None
-        self._preparation.begin_cell()
+        self._preparation.begin_cell(is_partial=is_partial)
         self._loops.begin_cell()
         self._loss_check.begin()
-        self._division.begin_cell(may_depend_on_rank=may_depend_on_rank)
+        self._division.begin_cell(may_depend_on_rank=may_depend_on_rank, is_partial=is_partial)
         self._fresh_seeds.begin(None if may_depend_on_rank else entropy)
         is_divided = self._accelerator.components.data_world.size > 1
         self._divided_calls.is_on = is_divided and self._division.divides_models
         accelerator = self._accelerator
+        world = accelerator.components.world
+        writes_paths = is_partial and world.rank == first_rank
         with ExitStack() as stack:
-            stack.callback(self._functions.restore)
+            stack.callback(self._functions.restore, namespace or {})
             if self._writes_once and not is_partial:
                 self._files.begin_cell(entropy)
             self._replace_functions(stack, is_partial=is_partial)
+            if self._writes_once and not writes_paths:
+                self._files.replace_writes(stack, self._functions, is_partial=is_partial)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
             for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
@@ -212,9 +220,8 @@ class PlainCells:
                 )
             )
             functions.replace_all(self._fresh_seeds.replacements())
-        if self._writes_once:
-            self._files.replace_writes(stack, functions, is_partial=is_partial)
-        if self._writes_once and self._division.mode != "data":  # else the samples that ranks read may differ
+        # Else other samples may be read by each rank, or ranks are absent.
+        if self._writes_once and self._division.mode != "data" and not is_partial:
             self._files.replace_commands(stack, functions)
 
     def _prepared_parameters(self) -> Iterator[nn.Parameter]:

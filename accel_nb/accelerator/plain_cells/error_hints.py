@@ -7,7 +7,7 @@ import traceback
 from accel_nb.accelerator.plain_cells.cell_warnings import ALTERNATIVES
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.data.order import BatchShare
-from accel_nb.errors import AccelNbError, NanLossError
+from accel_nb.errors import AccelNbError, NanLossError, error_text
 from accel_nb.runtime.distributed.sharded import is_sharded
 
 _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
@@ -44,7 +44,7 @@ def _explain_weights(error: BaseException) -> str | None:
     # The cell's own frame has all names of the notebook.
     values = [value for frame in frames if frame.f_locals is not frame.f_globals for value in frame.f_locals.values()]
     has_parts = any(is_sharded(value) for value in (getattr(error, "obj", None), *values))
-    if not (has_parts or _PART in str(error)):
+    if not (has_parts or _PART in error_text(error)):
         return None
     return (
         "the weights are divided among the workers: this code had a tensor of which each worker has a part, and not "

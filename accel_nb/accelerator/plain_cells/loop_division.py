@@ -64,6 +64,7 @@ class LoopDivision:
         self._used = used
         self.mode: str = accelerator.resolved.config.divide
         """The option ``divide``, as it applies to the current cell."""
+        self._is_partial = False
         self.has_read_shares = False
         """Whether a loop has read shares, and no later cell whole batches: what the ranks have counted is of shares."""
         self.has_read_both = False
@@ -80,13 +81,16 @@ class LoopDivision:
         """Whether calls of models may be divided."""
         return self.mode in ("auto", "model")
 
-    def begin_cell(self, *, may_depend_on_rank: bool) -> None:
+    def begin_cell(self, *, may_depend_on_rank: bool, is_partial: bool) -> None:
         """Reset for a new cell.
 
         With ``divide=auto`` a cell that ``may_depend_on_rank`` gets data division: its calls may differ among ranks.
+        Nothing is divided in a cell that ``is_partial``, which runs on some ranks only.
         """
         wanted = self._accelerator.resolved.config.divide
         self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
+        self.mode = "none" if is_partial else self.mode
+        self._is_partial = is_partial
         self._stepper.computes_in_main_thread = self._comm.world.size > 1 and self.mode != "data"
         self.has_read_both = False
         self._loops.clear()
@@ -133,8 +137,8 @@ class LoopDivision:
             self._begin_first_batch(loop, loader)
 
     def make_rng_equal(self) -> None:
-        """Set the random states of all ranks to those of rank 0, if they differ; every rank must call."""
-        if self._stepper.has_rank_rng:
+        """Set the random states of all ranks to those of rank 0, if they differ; every rank of the cell must call."""
+        if self._stepper.has_rank_rng and not self._is_partial:
             synchronize_rng_states(("python", "numpy", "torch"))
             self._accelerator.note_equal_rng()
 
@@ -206,7 +210,17 @@ def _digest(batch: Any) -> int:
     """Return a checksum of a few values of each tensor in a batch."""
     found = 0
     for tensor in find_tensors(batch):
-        flat = tensor.as_subclass(Tensor).detach().reshape(-1)  # a class of its own may allow no slices of itself
+        # A class of its own may allow no slices of itself.
+        flat = _dense_values(tensor.detach()).as_subclass(Tensor).reshape(-1)
         few = flat[:: max(1, flat.numel() // _NUM_COMPARED)][:_NUM_COMPARED]
         found = zlib.crc32(few.cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
     return found
+
+
+def _dense_values(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor as a dense one: those of a sparse, nested or quantized tensor that it holds."""
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        tensor = tensor.values()
+    return tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.config.sections import CompileOptions
 from accel_nb.errors import ConfigError
@@ -31,15 +32,16 @@ class Compiler:
         }
         if options.mode != "default":
             self._settings["mode"] = options.mode
-        self._compiled: dict[int, list[tuple[nn.Module, Any]]] = {}
-        """The compiled blocks of each model by its id, with their own compiled calls from before."""
+        # By model: its compiled blocks, with their own compiled calls from before. A model may be freed while it is
+        # compiled, if it was prepared for evaluation.
+        self._compiled: MutableMapping[nn.Module, list[tuple[nn.Module, Any]]] = WeakIdKeyDictionary()
 
     def compile(self, model: nn.Module) -> None:
         """Compile a model's repeated blocks, or the model as a whole if there are none or ``regional`` is off."""
-        if not self._is_on or id(model) in self._compiled:
+        if not self._is_on or model in self._compiled:
             return
         blocks = list(repeated_blocks(model).values()) if self._is_regional else []
-        self._compiled[id(model)] = [(block, block._compiled_call_impl) for block in blocks]
+        self._compiled[model] = [(block, block._compiled_call_impl) for block in blocks]
         for block in blocks:
             block.compile(**self._settings)
         if not blocks:
@@ -51,7 +53,7 @@ class Compiler:
 
     def undo(self, model: nn.Module) -> None:
         """Restore a model's uncompiled code; do nothing if it is not compiled."""
-        blocks = self._compiled.pop(id(model), None)
+        blocks = self._compiled.pop(model, None)
         if blocks is None:
             return
         for block, before in blocks:
@@ -61,19 +63,19 @@ class Compiler:
 
     def has_compiled_whole(self, model: nn.Module) -> bool:
         """Return whether the model is compiled as a whole."""
-        return self._compiled.get(id(model)) == []
+        return self._compiled.get(model) == []
 
     def has_compiled_any(self, model: nn.Module) -> bool:
         """Return whether the model or any of its blocks are compiled."""
-        return id(model) in self._compiled
+        return model in self._compiled
 
     def has_compiled_blocks(self, model: nn.Module) -> bool:
         """Return whether blocks of the model are compiled."""
-        return bool(self._compiled.get(id(model)))
+        return bool(self._compiled.get(model))
 
     def describe(self, model: nn.Module) -> str | None:
         """Return a short text about which parts of a model are compiled; None if none are."""
-        blocks = self._compiled.get(id(model))
+        blocks = self._compiled.get(model)
         if blocks is None:
             return None
         what = f"{len(blocks)} blocks" if blocks else "as a whole"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
@@ -42,6 +43,7 @@ from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import full_shape
 from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forward, restore_forward
+from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 from accel_nb.runtime.tensors.tied import move_tied
 from accel_nb.strategies.base import Bundle
 from accel_nb.telemetry.validation_meter import ValidationLoop
@@ -251,12 +253,8 @@ class Preparer:
 
     def epoch_lengths(self) -> list[int]:
         """Return the number of batches that this rank reads from each loader of known length in an epoch."""
-        lengths: list[int] = []
-        for item in self.objects:
-            if isinstance(item, DataLoader):
-                with suppress(TypeError):  # a stream
-                    lengths.append(len(item))
-        return lengths
+        lengths = [known_length(item) for item in self.objects if isinstance(item, DataLoader)]
+        return [length for length in lengths if length is not None]
 
     def prepare(
         self,
@@ -294,15 +292,17 @@ class Preparer:
             self._restore((*kinds.loaders, *kinds.schedulers, *kinds.optimizers, *models))
             raise
         new = (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders)
-        for item in new:
-            self._record(item)
-        self._stepper.add(bundle)
         try:
+            for item in new:
+                self._record(item)
+            self._stepper.add(bundle)
             for model in models:
                 self._checkpointer.apply(model)
                 self._replace_calls(model, loops)
             self._record_ownership(models)
-        except Exception:
+        except BaseException:
+            for item in new:
+                self._record(item)  # also what an interrupt has left out, so that it is released
             self.release(new)
             raise
         for scheduler in kinds.schedulers:
@@ -368,6 +368,8 @@ class Preparer:
         Ranks that read shares get separate random streams.
         """
         self.refresh()
+        if not self._stepper.makes_local_steps:
+            self._stepper.average_replicas()
         self._observer.on_epoch_start()
         if reads_shares:
             self.seed_ranks_separately()
@@ -503,12 +505,17 @@ class Preparer:
             move_tied(model, lambda model: nn.Module.to(model, self._device), optimizers)
 
     def _move_state(self, optimizer: Optimizer) -> None:
-        """Move an optimizer's state to the device of its parameters."""
+        """Move an optimizer's state to the device of its parameters, in the groups and dtypes that it has."""
         if not self._is_placed(optimizer):
             return
-        state = [value for values in optimizer.state.values() for value in values.values()]
-        if any(isinstance(value, Tensor) and value.dim() and value.device != self._device for value in state):
-            optimizer.load_state_dict(optimizer.state_dict())
+        for group in optimizer.param_groups:
+            counts_on_device = group.get("capturable") or group.get("fused")
+            for parameter in group["params"]:
+                held: Any = optimizer.state.get(parameter)
+                state: dict[Any, Any] = held if isinstance(held, dict) else {}
+                for name, value in list(state.items()):
+                    if (name != "step" or counts_on_device) and _is_elsewhere(value, parameter.device):
+                        state[name] = map_tensors(methodcaller("to", parameter.device), value)
 
     def _wrap_optimizer(self, optimizer: Optimizer) -> None:
         proxy = self._stepper.optimizer_proxies[id(optimizer)] = OptimizerProxy(optimizer, self._stepper)
@@ -568,6 +575,18 @@ class Preparer:
         total = size * workers if self._has_per_worker_batches and reading is None else size
         share = f"{total // workers}" if total % workers == 0 else f"{total // workers} or {total // workers + 1}"
         return f"batch {total} = {workers} x {share}{rows}"
+
+
+def _is_elsewhere(value: Any, device: torch.device) -> bool:
+    return any(tensor.device != device for tensor in find_tensors(value))
+
+
+def known_length(loader: DataLoader[Any]) -> int | None:
+    """Return the number of batches that this rank reads in an epoch; None for a stream whose length is not known."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str:

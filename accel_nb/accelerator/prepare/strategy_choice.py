@@ -27,6 +27,7 @@ from accel_nb.forecast.strategy_support import check_refusals
 from accel_nb.forecast.table import explain
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.registry import StrategyRegistry
 
 SMALL_BYTES = 1 << 28
@@ -111,11 +112,11 @@ class StrategyPlanner:
             size, example = _read_example(loaders)
             share = -(-size // setting.world) if batch == "global" else size
             found = forecast_model(model, replace(setting, batch_size=size, share=share), **sizes, batch=example)
-        except Exception as error:  # a model that fails on fake tensors may still train
+            found = replace(found, plans=self._filter_plans(found.plans))
+            found = check_refusals(found, models, optimizers, self._resolved.config, self._registry)
+            line = "; ".join([explain(found).removeprefix("-> "), *found.notes])
+        except Exception as error:  # a model that fails on fake tensors may still train, and the other ranks wait
             return {"options": {}, "line": f"no plan: {type(error).__name__}: {error}"} if self.is_requested else None
-        found = replace(found, plans=self._filter_plans(found.plans))
-        found = check_refusals(found, models, optimizers, self._resolved.config, self._registry)
-        line = "; ".join([explain(found).removeprefix("-> "), *found.notes])
         if found.best is not None:
             return {"options": found.best.options, "line": f"plan {line}"}
         return {"options": None if self.is_requested else {}, "line": line}
@@ -176,9 +177,8 @@ def _weight_bytes(models: Sequence[nn.Module]) -> int:
 def _training_bytes(device: torch.device, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
     weights = [value for model in models for value in (*model.parameters(), *model.buffers())]
     gradients = [value.grad for value in weights if value.grad is not None]
-    states = [value for item in optimizers for state in item.state.values() for value in state.values()]
-    tensors = [value for value in (*weights, *gradients, *states) if isinstance(value, torch.Tensor)]
-    return sum(value.nbytes for value in tensors if value.device == device)
+    states = [value for item in optimizers for value in find_tensors(item.state)]
+    return sum(value.nbytes for value in (*weights, *gradients, *states) if value.device == device)
 
 
 def _read_example(loaders: Sequence[DataLoader[Any]]) -> tuple[int, Any]:

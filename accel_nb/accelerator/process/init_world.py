@@ -8,7 +8,7 @@ from accel_nb.config.sections import GroupOptions
 from accel_nb.runtime.devices.registry import default_type, device_type
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import DefaultGroup
-from accel_nb.runtime.process.environment import torchrun_world
+from accel_nb.runtime.process.environment import assigned_device, torchrun_world
 from accel_nb.runtime.process.platforms import find_tpu
 from accel_nb.runtime.world import World
 
@@ -36,7 +36,7 @@ def initialize_world(
 def find_world(cpu: bool) -> World:
     """Return this process's world: of the environment or an open process group, else of a single process."""
     world = torchrun_world()
-    if DefaultGroup.is_open():
+    if DefaultGroup.is_open() and (world is None or assigned_device() is not None):
         return DefaultGroup.world_of_open_group() if world is None else world
     kind = device_type("cpu") if cpu else default_type()
     if world is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from accel_nb.errors import error_text
 from accel_nb.runtime.devices.registry import available_types
 
 _OUT_OF_MEMORY = (
@@ -33,7 +34,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the device or the machine had no memory left when an error was raised, by its type and message."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in error_text(error) for text in _OUT_OF_MEMORY)
 
 
 def free_cached_memory() -> None:

@@ -63,7 +63,7 @@ def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
     missing = [name for name in live if name not in values]
     unexpected = [name for name in values if name not in live]
     other_shapes = [
-        f"{name} ({list(values[name].shape)} instead of {list(live[name].shape)})"
+        f"{name} ({list(getattr(values[name], 'shape', ()))} instead of {list(live[name].shape)})"
         for name in live
         if name in values
         and isinstance(live[name], Tensor | Slice)

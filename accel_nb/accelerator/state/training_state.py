@@ -21,7 +21,7 @@ from accel_nb.accelerator.state.run_observer import RunObserver
 from accel_nb.accelerator.state.save_report import CompletedSave
 from accel_nb.accelerator.state.state_matching import format_mismatches, match_state, with_tied
 from accel_nb.accelerator.tracking.tracked_run import TrackedRun
-from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.accelerator.training.stepper import REFUSED_IN_JOIN, Stepper
 from accel_nb.checkpoint.accelerate_format import AccelerateState, is_accelerate_folder, read_accelerate_folder
 from accel_nb.checkpoint.background_save import CheckpointSaver
 from accel_nb.checkpoint.encoding import FromRankZero, Slice
@@ -67,12 +67,12 @@ class LoadReport:
 class HookHandle:
     """Removes a hook."""
 
-    def __init__(self, hooks: dict[int, Any]) -> None:
+    def __init__(self, hooks: dict[HookHandle, Any]) -> None:
         self._hooks = hooks
 
     def remove(self) -> None:
         """Remove the hook; further calls do nothing."""
-        self._hooks.pop(id(self), None)
+        self._hooks.pop(self, None)
 
 
 class TrainingState:
@@ -99,8 +99,8 @@ class TrainingState:
         # Identifies the training run: equal in all its checkpoints, also in those saved after a resume.
         self._run = uuid.uuid4().hex[:12]
         self._registered: list[Any] = []
-        self._save_hooks: dict[int, SaveHook] = {}
-        self._load_hooks: dict[int, LoadHook] = {}
+        self._save_hooks: dict[HookHandle, SaveHook] = {}
+        self._load_hooks: dict[HookHandle, LoadHook] = {}
         self._tracked = tracked
         self._observer = observer
         # The latest save until it is reported: its step, its URL, and for how many seconds it blocked the training.
@@ -130,6 +130,8 @@ class TrainingState:
         With ``is_alone`` no other rank calls. Then the checkpoint is that of a world of one rank, and is complete when
         the call returns.
         """
+        if self._stepper.is_joined and not is_alone:
+            raise MisuseError(f"save_state: {REFUSED_IN_JOIN}")
         options = self._resolved.config.checkpoint
         comm: Communicator = LocalComm() if is_alone else self._comm
         saver = CheckpointSaver(comm, self._device) if is_alone else self._saver
@@ -144,6 +146,7 @@ class TrainingState:
         store = open_store(root)
         if not is_alone:
             self.wait()
+            self._stepper.average_replicas()  # each rank writes some of the tensors
         # Hooks write into the temporary folder of the checkpoint, which is renamed when it is complete.
         place: ReservedFolder | None = None
         # A folder that the user has named is replaced, as by torch.save, since cells and scripts are run repeatedly.
@@ -189,15 +192,22 @@ class TrainingState:
 
     def wait(self) -> None:
         """Wait for the save in the background."""
-        self._saver.wait()
-        self._report_save()
+        self._report_after(self._saver.wait)
 
     def close(self, *, is_alone: bool) -> None:
         """Wait for the save in the background, and raise if it failed; with ``is_alone``, abandon a slow one."""
         if is_alone:
             self._saver.close_alone()
             return
-        self._saver.close()
+        self._report_after(self._saver.close)
+
+    def _report_after(self, complete: Callable[[], None]) -> None:
+        """Call a method that waits for the save in the background, and report the save unless it failed."""
+        try:
+            complete()
+        except BaseException:
+            self._unreported_save = None
+            raise
         self._report_save()
 
     def _report_save(self) -> None:
@@ -509,9 +519,9 @@ _NO_FOLDER = (
 )
 
 
-def _add_hook(hooks: dict[int, Any], hook: Any) -> HookHandle:
+def _add_hook(hooks: dict[HookHandle, Any], hook: Any) -> HookHandle:
     handle = HookHandle(hooks)
-    hooks[id(handle)] = hook
+    hooks[handle] = hook
     return handle
 
 

@@ -192,7 +192,7 @@ def number_of(value: Any) -> float | None:
     """Return a number, or the value of a tensor of one; None for anything else."""
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
 
 

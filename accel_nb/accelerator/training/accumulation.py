@@ -21,7 +21,7 @@ class AccumulationWindow:
         self,
         size: int,
         world_size: int,
-        on_sync: Callable[[bool], None],
+        on_sync: Callable[[], None],
         *,
         on_drop: Callable[[], None] = lambda: None,
         options: AccumulationOptions | None = None,
@@ -107,7 +107,7 @@ class AccumulationWindow:
     @averages_each_batch.setter
     def averages_each_batch(self, enabled: bool) -> None:
         self._averages_each_batch = enabled
-        self._on_sync(self.averages_gradients)
+        self._on_sync()
 
     @property
     def is_in_block(self) -> bool:
@@ -173,7 +173,7 @@ class AccumulationWindow:
     def discard(self) -> None:
         """Discard the micro-batches of the window, for which no step follows; the next one begins a new window."""
         self.has_backward = self.has_gradients = False
-        self._num_in_window = 0
+        self._num_in_window = self._num_read = self._num_backward = self._num_ended_by_read = 0
         self._update_closes()
 
     def step_decision(self) -> tuple[bool, int, float]:
@@ -246,7 +246,7 @@ class AccumulationWindow:
             closes = self.syncs_gradients
         if closes != self.closes:
             self.closes = closes
-            self._on_sync(self.averages_gradients)
+            self._on_sync()
 
     def _update_factors(self) -> None:
         share, world_size = self.share, self._world_size

@@ -13,37 +13,54 @@ from accel_nb.runtime.world import World
 
 
 class ClosureLoss:
-    """Adds up the losses that a closure passes to backward, each weighted as its gradients are."""
+    """Weights the loss that a closure returns as the gradients of its backward passes."""
 
     def __init__(self, world: World, comm: Communicator) -> None:
         self._world = world
         self._comm = comm
-        # The sum while a closure runs, else None.
-        self._sum: Tensor | None = None
+        # While a closure runs: the factors of its backward passes, and the sum of their losses times these; else None.
+        self._factors: list[float | Tensor] | None = None
+        self._sum: float | Tensor = 0.0
 
-    def add(self, loss: Tensor) -> None:
-        """Add the weighted loss of a backward pass, if it runs in a closure."""
-        if self._sum is not None:
+    def add(self, loss: Tensor, factor: float | Tensor) -> None:
+        """Add a backward pass, of a loss that was multiplied by ``factor``, if it runs in a closure."""
+        if self._factors is not None:
+            self._factors.append(factor)
             self._sum = self._sum + loss.detach()
 
     def evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call a closure and return its loss as that of the whole batch; every rank calls.
 
-        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. An optimizer that steps
-        another one passes its closure on: the loss is then that of the inner call.
+        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. Passes of losses with
+        different factors are added up. An optimizer that steps another one passes its closure on: the loss is then
+        that of the inner call.
         """
-        if self._sum is not None:
+        if self._factors is not None:
             return closure()
-        self._sum = start = torch.zeros((), device=self._world.device)
+        self._factors, self._sum = [], 0.0
         try:
             loss = closure()
-            total = self._sum
+            factors, own = self._factors, self._sum
         finally:
-            self._sum = None
-        if total is start or not isinstance(loss, Tensor | float):
+            self._factors, self._sum = None, 0.0
+        if not factors or not isinstance(loss, Tensor | float) or (isinstance(loss, Tensor) and loss.numel() != 1):
             return loss
-        total = self._comm.all_reduce(total.to(torch.float64).reshape(1), "mean").reshape(())
-        return _with_value(loss, total)
+        if all(_are_equal(factor, factors[0]) for factor in factors):
+            own = _weighted(loss, factors[0])
+        own = torch.as_tensor(own, dtype=torch.float64, device=self._world.device).reshape(1)
+        return _with_value(loss, self._comm.all_reduce(own.clone(), "mean"))
+
+
+def _are_equal(factor: float | Tensor, other: float | Tensor) -> bool:
+    return factor is other or (not isinstance(factor, Tensor) and not isinstance(other, Tensor) and factor == other)
+
+
+def _weighted(loss: Tensor | float, factor: float | Tensor) -> float | Tensor:
+    """Return a loss times its factor; 0 for a share without weight, whose loss may be NaN."""
+    own = loss.detach() if isinstance(loss, Tensor) else loss
+    if isinstance(factor, Tensor):
+        return (own * factor).where(factor != 0, 0.0)
+    return own * factor if factor else 0.0
 
 
 def _with_value(loss: Tensor | float, value: Tensor) -> Tensor | float:
@@ -51,6 +68,6 @@ def _with_value(loss: Tensor | float, value: Tensor) -> Tensor | float:
     if not isinstance(loss, Tensor):
         return value.item()
     if loss.is_leaf:
-        return value.to(loss.dtype)
-    loss.data.copy_(value)
+        return value.to(loss.device, loss.dtype).reshape(loss.shape)
+    loss.data.copy_(value.reshape(loss.shape))
     return loss

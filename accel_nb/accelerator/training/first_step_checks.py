@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -149,7 +149,8 @@ class FirstStepCheck:
                 raise MisuseError(
                     f"group {number} of the {type(self._optimizer).__name__} has the learning rate {actual:g}, and its "
                     f"{type(schedulers[0]).__name__} planned {planned:g}: it was set after the scheduler was made, "
-                    "which the next scheduler.step() undoes. Set it before making the scheduler, or set sentinels off"
+                    "whose steps set rates of their own, or change this one. Set it before making the scheduler, or "
+                    "set sentinels to off"
                 )
 
     def _names(self, numbers: list[int]) -> str:
@@ -171,6 +172,9 @@ def replica_digest(models: Iterable[nn.Module]) -> str:
 
 
 def _planned(scheduler: LRScheduler) -> list[Any]:
+    """Return the rate that a schedule has set for each group; none for one that lowers whatever rate it finds."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return []
     rates = getattr(scheduler, "_last_lr", None)
     return [] if rates is None or any(isinstance(rate, Tensor) for rate in rates) else list(rates)
 
@@ -206,6 +210,9 @@ def _has_effect(value: Tensor, rate: Any) -> Tensor:
     """Return whether a plain gradient step is large enough to change even the largest value of a parameter."""
     grad, value = local_shard(value.grad), local_shard(value)
     assert grad is not None, "only parameters with a gradient are checked"
-    largest = grad.detach().abs().max().float() if grad.layout is torch.strided else grad._values().abs().max().float()
+    values = grad.detach() if grad.layout is torch.strided else grad._values()
+    if not values.numel():  # a sparse gradient without rows
+        return torch.zeros((), dtype=torch.bool, device=value.device)
+    largest = values.abs().max().float()
     threshold = _MARGIN * torch.finfo(value.dtype).eps * value.detach().abs().max().float()
     return largest * float(rate) > threshold

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -58,8 +58,11 @@ class _Replacing:
         keys = {key: self._replace(key, depth) for key in mapping if isinstance(key, Tensor) or type(key) is int}
         if any(new is not key for key, new in keys.items()):
             items = [(keys.get(key, key), value) for key, value in mapping.items()]
-            dict.clear(mapping)
-            dict.update(mapping, items)
+            # An OrderedDict records the order of its keys itself.
+            kind: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict
+            kind.clear(mapping)
+            for key, value in items:
+                kind.__setitem__(mapping, key, value)
         for key, value in list(mapping.items()):
             new = self._replace(value, depth + 1)
             if new is not value:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.accelerator.training.stepper import REFUSED_IN_JOIN, Stepper
 from accel_nb.data.loader import set_even_batches
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives, all_reduce_bucketed
@@ -25,10 +25,6 @@ from accel_nb.runtime.distributed.gradients import fill_missing_gradients
 from accel_nb.runtime.process import serialization
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Bundle, multiply_tensors
-
-_REFUSAL = (
-    "inside of join_uneven_inputs, ranks that have run out of data do not make this call; make it after the block"
-)
 
 
 @contextmanager
@@ -52,9 +48,10 @@ def join_uneven(stepper: Stepper, comm: Communicator, collectives: Collectives) 
         raise MisuseError("join_uneven_inputs has nothing to join: prepare the model and its optimizer first")
     run = _UnevenRun(stepper, comm)
     strategy, models = stepper.strategy, stepper.bundle.models
+    stepper.average_replicas()
     stepper.set_local_gradients(models, True)
     stepper.finish_gradients, stepper.is_joined = run.finish, True
-    collectives.blocked_reason = _REFUSAL
+    collectives.blocked_reason = REFUSED_IN_JOIN
     try:
         yield
         run.follow_others()
@@ -109,7 +106,10 @@ class _UnevenRun:
                 self._drop_gradients(index)
 
     def synchronize(self, collectives: Collectives) -> None:
-        """Broadcast the training state of a rank that made the last step, if another rank ran out of data before it."""
+        """Broadcast the training state of a rank that made the last step, if another rank ran out of data before it.
+
+        The state includes the number of steps, by which ranks save together.
+        """
         if not self._is_uneven:
             return
         strategy, bundle = self._stepper.strategy, self._stepper.bundle
@@ -119,8 +119,9 @@ class _UnevenRun:
             "models": [dict(state) for state in own["models"]],
             "schedulers": [_serializable(state) for state in own["schedulers"]],
         }
-        found = collectives.broadcast_object(sent, self._source)
+        found, num_steps = collectives.broadcast_object((sent, self._stepper.num_steps), self._source)
         if self._comm.world.rank != self._source:
+            self._stepper.meter.step = num_steps
             schedulers = zip(own["schedulers"], found["schedulers"], strict=True)
             merged = [{**state, **received} for state, received in schedulers]
             strategy.write_state(bundle, {**found, "schedulers": merged})

@@ -27,10 +27,10 @@ _NO_WEIGHTS_IN_JOIN = (
 
 
 class WeighedLoss(NamedTuple):
-    """A loss as it is passed to backward after a multiplication by ``factor``, and as it is ``shown`` to the user."""
+    """A loss, its ``factor`` for the backward pass, and the loss as it is ``shown`` to the user."""
 
     loss: Tensor
-    factor: float
+    factor: float | Tensor
     shown: Tensor
 
 
@@ -61,8 +61,8 @@ class LossWeights:
         if weight is not None:
             if is_joined:
                 raise MisuseError(_NO_WEIGHTS_IN_JOIN)
-            scaled = self._sums.add(loss, weight, share, is_new=not window.has_gradients)
-            return WeighedLoss(scaled, 1.0, loss.detach() / weight)
+            factor = self._sums.add(weight, share, loss, is_new=not window.has_gradients)
+            return WeighedLoss(loss, factor, mean_of_sum(loss.detach(), weight))
         self._sums.add_unweighted(is_new=not window.has_gradients)
         if share is None:
             return WeighedLoss(loss, factor, loss)
@@ -75,7 +75,7 @@ class LossWeights:
                 # If all targets of a share are ignored, its loss is 0 / 0, and so is its gradient.
                 has_weight = factor_of_share != 0
                 reduction.drop_gradient_unless(has_weight)
-                return WeighedLoss(loss * factor_of_share, 1.0, loss.detach().where(has_weight, 0.0))
+                return WeighedLoss(loss, factor_of_share, loss.detach().where(has_weight, 0.0))
         elif window.weighs_share and self._classifier.is_normalized(loss, share.num_samples):
             factor = window.even_factor
         return WeighedLoss(loss, factor, loss)
@@ -87,8 +87,8 @@ class LossWeights:
         if weight is None:
             self._sums.add_unweighted(is_new=is_new)
             return mean_factor
-        one = torch.ones((), dtype=torch.float64, device=self._world.device)
-        return self._sums.add(one, weight, share, is_new=is_new)
+        like = torch.empty((), dtype=torch.float64, device=self._world.device)
+        return self._sums.add(weight, share, like, is_new=is_new)
 
     def refuse_weight(self, weight: float | Tensor | None, *, is_joined: bool) -> None:
         """Raise `MisuseError` for a weight where ranks without data take part in the steps of others."""
@@ -113,6 +113,11 @@ class LossWeights:
         return (own / self._comm.all_reduce(own.clone()) * (self._world.size / window_size)).reshape(())
 
 
+def mean_of_sum(loss: Tensor, weight: float | Tensor) -> Tensor:
+    """Return a loss that is a sum divided by the number of its summands; a sum of none is returned itself."""
+    return (loss / weight).where(torch.as_tensor(weight, device=loss.device) != 0, loss)
+
+
 class _WindowWeights:
     """Weights of losses that are sums, such as token counts: gradients are divided by the total weight of a window.
 
@@ -135,16 +140,18 @@ class _WindowWeights:
         if self._is_weighted:
             self._set_weighted(False, is_new=is_new)
 
-    def add(self, loss: Tensor, weight: float | Tensor, share: BatchShare | None, *, is_new: bool) -> Tensor:
-        """Return the scaled loss to call backward on; in the very first call the ranks exchange their weights."""
+    def add(self, weight: float | Tensor, share: BatchShare | None, like: Tensor, *, is_new: bool) -> Tensor:
+        """Return the factor of a loss, of the dtype and on the device of ``like``.
+
+        In the very first call the ranks exchange their weights.
+        """
         self._set_weighted(True, is_new=is_new)
-        own = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(1)
-        if share is not None and not share.num_samples:  # a filler sample of an empty share
-            own, loss = own * 0, loss * 0
+        is_filler = share is not None and not share.num_samples  # a filler sample of an empty share
+        own = torch.as_tensor(weight, dtype=torch.float64, device=like.device).detach().reshape(1) * (not is_filler)
         self._sum = own.clone() if is_new or self._sum is None else self._sum + own
         if self._scale is None:
             self._scale = self._comm.all_reduce(own.clone()).clamp(min=_TINY)
-        return loss * (self._world.size / self._scale).to(loss.dtype).reshape(())
+        return (self._world.size / self._scale * (not is_filler)).to(like.dtype).reshape(())
 
     def rescaling(self, number: int, otherwise: float) -> float | Tensor:
         """Return the factor for the gradients of window ``number``; every rank must call for each window."""

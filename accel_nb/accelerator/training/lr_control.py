@@ -26,18 +26,29 @@ def scale_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedule
     """Multiply every group's rate, and the base and maximum rates of each schedule, by ``factor``.
 
     The schedule's later rates are then those that it would have set, times the factor, whether it computes them from
-    its base rate or from the previous rate. Its minimum rates (``eta_min``, ``min_lr``) are not changed.
+    its base rate or from the previous rate. Its minimum rates (``eta_min``, ``min_lr``) are not changed. A tensor is
+    multiplied in place, and once if several groups share it.
     """
+    seen: set[int] = set()
+
+    def scaled(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value * factor
+        if id(value) not in seen:
+            seen.add(id(value))
+            value.mul_(factor)
+        return value
+
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for name in _OF_GROUP:
                 if name in group:
-                    group[name] = _scaled(group[name], factor)
+                    group[name] = scaled(group[name])
     for scheduler in _all_of(schedulers):
         for name in _OF_SCHEDULER:
             values = vars(scheduler).get(name)
             if isinstance(values, list):
-                setattr(scheduler, name, [_scaled(value, factor) for value in values])
+                setattr(scheduler, name, list(map(scaled, values)))
 
 
 def set_rates(optimizers: Iterable[Optimizer], value: float) -> None:
@@ -45,10 +56,6 @@ def set_rates(optimizers: Iterable[Optimizer], value: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"].fill_(value) if isinstance(group.get("lr"), Tensor) else value
-
-
-def _scaled(value: Any, factor: float) -> Any:
-    return value.mul_(factor) if isinstance(value, Tensor) else value * factor
 
 
 def _all_of(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:

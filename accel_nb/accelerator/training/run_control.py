@@ -114,10 +114,17 @@ class ControlReceiver:
 
     def _do(self, action: Action, controller: RunController) -> str:
         if isinstance(action, Inspect):
-            return "\n".join(f"{name} = {self._describe_name(name)}" for name in action.names)
+            return "\n".join(f"{name} = {_text_or_problem(self._describe_name, name)}" for name in action.names)
         if isinstance(action, MapMemory):
-            return self._map_memory(controller.num_steps)
+            return _text_or_problem(self._map_memory, controller.num_steps)
         return controller.run_action(action)
+
+
+def _text_or_problem(describe: Callable[[Any], str], subject: Any) -> str:
+    try:
+        return describe(subject)
+    except Exception as error:  # what only reads values does not end the training
+        return f"not available: {type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)

@@ -19,10 +19,11 @@ from accel_nb.accelerator.training.closure_loss import ClosureLoss
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
 from accel_nb.accelerator.training.held_parameters import HeldParameters
 from accel_nb.accelerator.training.loss_classification import LossReduction
-from accel_nb.accelerator.training.loss_weighting import LossWeights
+from accel_nb.accelerator.training.loss_weighting import LossWeights, mean_of_sum
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
 from accel_nb.accelerator.training.recorded_models import RecordedModels
+from accel_nb.accelerator.training.replica_averaging import average_replica
 from accel_nb.accelerator.training.sharded_steps import refuse_failed_optimizer, refuse_wrong_optimizer
 from accel_nb.accelerator.training.unaveraged import find_unaveraged
 from accel_nb.config.sections import AccumulationOptions
@@ -66,13 +67,18 @@ class Stepper:
         self.is_joined = False
         # Whether loops run over epochs that a loaded checkpoint has finished, in which nothing is trained.
         self.is_replaying = False
-        # Whether averaging of gradients is switched off, so that replicas may differ.
-        self._is_local = False
+        # How many times averaging of gradients is switched off; replicas may differ then.
+        self._num_local = 0
+        # The ids of models whose replicas differ since `LocalSGD` began, and whether it was used at all, on every rank.
+        self._differing: set[int] = set()
+        self._has_made_local_steps = False
+        # The models of the open blocks of `without_sync`.
+        self._unsynced: list[list[nn.Module]] = []
         self.world = world
         self._comm = comm
         self.bundle = Bundle()
         self.window = AccumulationWindow(
-            accumulate, strategy.data_coords()[1], self._set_sync, on_drop=self._drop_gradients, options=window
+            accumulate, strategy.data_coords()[1], self._update_all_sync, on_drop=self._drop_gradients, options=window
         )
         self.optimizer_proxies: dict[int, OptimizerProxy] = {}
         # Whether an optimizer that steps no prepared model is refused; else a warning says so.
@@ -120,8 +126,7 @@ class Stepper:
         for model in bundle.models:
             self._recorded.record(model)
         self._update_averaged()
-        for model in bundle.models:
-            self.strategy.grad_sync(model, self.window.averages_gradients)
+        self.update_sync(bundle.models)
 
     def changed_models(self) -> list[nn.Module]:
         """Return the models whose trainable parameters, their dtypes, or the functions of their classes have changed.
@@ -138,20 +143,24 @@ class Stepper:
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
-        for model in models:
+        changed = list(models)
+        for model in changed:
             self._recorded.record(model)
-            self.strategy.grad_sync(model, self.window.averages_gradients)
+        self.update_sync(changed)
         self._update_averaged()
 
     def remove(self, objects: Iterable[Any]) -> None:
-        """Remove prepared objects."""
+        """Remove prepared objects; with the last optimizer also the open window."""
         removed = {id(item) for item in objects}
         self._recorded.remove(removed)
+        self._differing -= removed
         self.bundle = Bundle(
             tuple(model for model in self.bundle.models if id(model) not in removed),
             tuple(optimizer for optimizer in self.bundle.optimizers if id(optimizer) not in removed),
             tuple(scheduler for scheduler in self.bundle.schedulers if id(scheduler) not in removed),
         )
+        if not self.bundle.optimizers:
+            self.window.discard()  # of optimizers that are gone
         self._update_averaged()
 
     def set_accumulation(self, size: int) -> None:
@@ -181,6 +190,8 @@ class Stepper:
                 raise MisuseError(_NO_GRADIENT)
             if not self.bundle.models and self.world.size > 1:
                 raise MisuseError(_NO_MODEL)
+            if self._differing and not self._num_local:
+                raise MisuseError(_REPLICAS_DIFFER)
         except AttributeError:
             raise MisuseError(
                 f"backward takes the loss as a tensor, and got a {type(loss).__name__}; do not call .item() on it"
@@ -200,9 +211,9 @@ class Stepper:
             if loss.numel() == 1:
                 raise
             raise MisuseError(_NOT_ONE_VALUE.format(shape=tuple(loss.shape))) from None
-        if factor != 1.0:
+        if isinstance(factor, Tensor) or factor != 1.0:
             loss = loss * factor
-        self._closure_loss.add(loss)
+        self._closure_loss.add(loss, factor)
         window.record_backward()
         if self.strategy.capabilities.hides_gradients:  # what was completed before does not include this pass
             for proxy in self.optimizer_proxies.values():
@@ -241,7 +252,7 @@ class Stepper:
             self.is_inside_backward = False
         if loss is not None:
             window.record_backward()
-            shown = loss if weight is None else loss / weight
+            shown = loss if weight is None else mean_of_sum(loss, weight)
             samples = 1 if share is None else share.num_samples
             counted = samples if self._counts_samples and share is not None else 0
             self.meter.add_loss(shown, samples, counted, is_first=is_first)
@@ -322,6 +333,17 @@ class Stepper:
         if self.complete_gradients(list(stepped_parameters(*self.bundle.optimizers))) is not None:
             holder.keep_gradients()
 
+    @property
+    def has_used_gradients(self) -> bool:
+        """Whether steps of all optimizers have used the gradients of all parameters, none of which overflowed."""
+        latest = self.window.number - 1
+        steps = [proxy.stepped_window == latest and not proxy.was_skipped for proxy in self.optimizer_proxies.values()]
+        if self.window.has_gradients or not all(steps):
+            return False
+        stepped = set(map(id, stepped_parameters(*self.bundle.optimizers)))
+        parameters = [value for model in self.bundle.models for value in model.parameters()]
+        return all(value.grad is None or id(value) in stepped for value in parameters)
+
     def record_dropped_gradients(self, parameter: Tensor) -> None:
         """Record that code has set the gradient of a parameter to None: later ones are not complete."""
         for proxy in self._owners([parameter]):
@@ -375,7 +397,7 @@ class Stepper:
 
     def replica_digest(self) -> str | None:
         """Return a digest that is equal on ranks with equal replicas; None if they may differ, or checks are off."""
-        has_replicas = not self.strategy.capabilities.shards_params and not self._is_local
+        has_replicas = not self.strategy.capabilities.shards_params and not self._num_local
         if not (self._has_checks and has_replicas and self.world.size > 1):
             return None
         return replica_digest(self.stepped_models())
@@ -403,23 +425,58 @@ class Stepper:
     def without_sync(self, models: Iterable[nn.Module]) -> Iterator[None]:
         """Do not average the gradients of backward passes in the block over ranks."""
         chosen = list(models)
-        for model in chosen:
-            self.strategy.grad_sync(model, False)
+        self._unsynced.append(chosen)
+        self.update_sync(chosen)
         try:
             yield
         finally:
-            for model in chosen:
-                self.strategy.grad_sync(model, self.window.averages_gradients)
+            self._unsynced = [other for other in self._unsynced if other is not chosen]
+            self.update_sync(chosen)
+
+    def update_sync(self, models: Iterable[nn.Module]) -> None:
+        """Average the models' gradients in the next passes, unless the window or a block of `without_sync` does not."""
+        for model in models:
+            is_unsynced = any(model is other for chosen in self._unsynced for other in chosen)
+            self.strategy.grad_sync(model, self.window.averages_gradients and not is_unsynced)
+
+    def _update_all_sync(self) -> None:
+        self.update_sync(self.bundle.models)
 
     def set_local_gradients(self, models: Iterable[nn.Module], is_on: bool) -> None:
         """Switch local gradients on or off: while on, the models' gradients are not averaged. Every rank must call."""
-        self._is_local = is_on
+        self._num_local += 1 if is_on else -1
         for model in models:
             self.strategy.keep_local(model, is_on)
 
-    def _set_sync(self, is_on: bool) -> None:
-        for model in self.bundle.models:
-            self.strategy.grad_sync(model, is_on)
+    def begin_local_steps(self, model: nn.Module) -> None:
+        """Begin to train the replicas of a model apart; every rank must call."""
+        if not self._num_local:
+            self.average_replicas()
+        self._has_made_local_steps = True
+        self._differing.add(id(model))
+        self.set_local_gradients([model], True)
+
+    def end_local_steps(self, model: nn.Module, *, averages: bool) -> None:
+        """Average gradients again, and with ``averages``, for which every rank must call, the replicas first."""
+        self.set_local_gradients([model], False)
+        if averages:
+            average_replica(self._comm, self.bundle.optimizers, model)
+            self._differing.discard(id(model))
+
+    def average_replicas(self) -> None:
+        """Average the replicas that differ on any rank; every rank must call."""
+        if not self._has_made_local_steps:
+            return
+        own = [number for number, model in enumerate(self.bundle.models) if id(model) in self._differing]
+        for number in sorted({number for numbers in self._comm.all_gather_json(own) for number in numbers}):
+            average_replica(self._comm, self.bundle.optimizers, self.bundle.models[number])
+        if not self._num_local:
+            self._differing.clear()
+
+    @property
+    def makes_local_steps(self) -> bool:
+        """Whether replicas are trained apart now, by `LocalSGD`, or in a block that joins uneven inputs."""
+        return self._num_local > 0
 
     def _drop_gradients(self) -> None:
         self.strategy.drop_gradients(self.bundle)
@@ -455,7 +512,7 @@ class Stepper:
 
     def _build_first_step_check(self, proxy: OptimizerProxy) -> FirstStepCheck | None:
         """Return the check of an optimizer's first step, with the state before the step recorded."""
-        if not self._has_checks or self._is_local:
+        if not self._has_checks or self._num_local:
             proxy.needs_check = False
             return None
         if has_gradient(proxy.optimizer):
@@ -595,6 +652,17 @@ _TWICE_ACCUMULATED = (
     "batch is read. Or wrap the code for one batch in `with accelerator.accumulate(model):`, or leave "
     "gradient_accumulation_steps at 1 and divide the loss yourself; for a loss that is a sum over tokens call "
     "backward(loss, weight=num_tokens)"
+)
+
+
+_REPLICAS_DIFFER = (
+    "an error has ended a LocalSGD block, so the workers hold different weights. They are averaged where all workers "
+    "come next: begin a loop over a prepared loader, or a LocalSGD block, before the next backward pass"
+)
+
+
+REFUSED_IN_JOIN = (
+    "inside of join_uneven_inputs, ranks that have run out of data do not make this call; make it after the block"
 )
 
 

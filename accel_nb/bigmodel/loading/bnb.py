@@ -88,23 +88,22 @@ def load_and_quantize_model(
 ) -> nn.Module:
     """Quantize linear layers by bitsandbytes, in place or while they are loaded; return the same model.
 
-    A model with values is quantized in place; one on the meta device needs ``weights_location``, safetensors whose
-    linear layers are quantized one at a time. Weights that ``device_map`` places on disk are written quantized to
-    ``offload_folder``. Raises `ConfigError` with all problems.
+    Without ``weights_location`` the model's own values are quantized in place. With it, safetensors are loaded, whose
+    linear layers are quantized one at a time; a model on the meta device needs it. Weights that ``device_map`` places
+    on disk are written quantized to ``offload_folder``. Raises `ConfigError` with all problems.
     """
     config = bnb_quantization_config
     is_empty = any(parameter.is_meta for parameter in model.parameters())
     if is_empty and weights_location is None:
         raise ConfigError("the model is empty, and weights_location is not given: name the checkpoint to load")
-    if not is_empty:
-        model.to(config.dtype)
-        for name, module in model.named_modules():
-            if any(matches_name(name, keep) for keep in config.keep_in_fp32_modules or ()):
-                module.to(torch.float32)
+    if weights_location is None:
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.is_floating_point():
+                is_kept = any(matches_name(name, keep) for keep in config.keep_in_fp32_modules or ())
+                tensor.data = tensor.data.to(torch.float32 if is_kept else config.dtype)
         config.quantize(model)
         places = _places(model, device_map, no_split_module_classes, max_memory, config)
         return model if places is None else dispatch_model(model, places, offload_dir=offload_folder)
-    assert weights_location is not None
     if not replace_quantized_layers(model, weights_location):
         config.quantize(model, config.dtype)
         places = _places(model, device_map, no_split_module_classes, max_memory, config)

@@ -79,6 +79,7 @@ def load_checkpoint_in_model(
     matched, loaded = _match_on_ranks(model, checkpoint, wanted, keep_in_fp32_modules or (), strict, comm)
     _check_disk_places(matched, device_map, comm)
     targets: dict[int, Tensor] = {}
+    new: list[int] = []
     on_host: list[int] = []
     to_quantize: list[tuple[int, torch.device]] = []
     for at, (slot, source) in enumerate(matched):
@@ -99,14 +100,14 @@ def load_checkpoint_in_model(
             on_host.append(at)
         else:
             targets[at] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+            new.append(at)
     memory = empty_tensors([(matched[at][0].shape, matched[at][0].dtype) for at in on_host])
     targets.update(zip(on_host, memory, strict=True))
     sources = [matched[at][1] for at in (*targets, *(at for at, _ in to_quantize))]
     filling = _Filling(comm, sum(source.nbytes for source in sources if source is not None), on_progress)
     filling.fill([(matched[at][1], targets[at]) for at in sorted(targets)])
-    for at, tensor in targets.items():
-        if not matched[at][0].can_fill_in_place(tensor.device):
-            matched[at][0].replace(model, tensor)
+    for at in (*new, *on_host):
+        matched[at][0].replace(model, targets[at])
     largest = max((matched[at][0].nbytes for at, _ in to_quantize), default=0)
     buffers: dict[torch.device, Tensor] = {}
     for at, device in to_quantize:  # one at a time, so that there is only one unquantized weight at any moment

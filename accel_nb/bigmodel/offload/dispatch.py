@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,9 +68,9 @@ def dispatch_model(
     prefetched in the order of the previous forward. They are frozen, and gradients are computed through them, so that
     adapters train. Trainable parameters of a mostly frozen model stay on the main device if they are few. Weights of a
     checkpoint on disk are given in ``offload_index`` (`LoadReport.on_disk`) and are read from there; others are written
-    to ``offload_dir``. ``preload_module_classes`` are loaded whole, since they use weights of their children without
-    calling them (None: the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between
-    devices.
+    to files in ``offload_dir`` that have no names, and end with the model or the process. ``preload_module_classes``
+    are loaded whole, since they use weights of their children without calling them (None: the blocks that the model
+    repeats). Arguments named in ``skip_keys`` are not moved between devices.
 
     Raises `ConfigError` with all problems of the map; a forward raises `OffloadError` if weights cannot be read.
     """
@@ -115,7 +116,10 @@ def disk_offload(
     *,
     buffer_bytes: int | str | None = None,
 ) -> nn.Module:
-    """Write all weights to a folder and compute on ``execution_device`` (None: the first accelerator, else the CPU)."""
+    """Write all weights to a folder and compute on ``execution_device`` (None: the first accelerator, else the CPU).
+
+    The files have no names, and end with the model or the process.
+    """
     device = _default_device() if execution_device is None else execution_device
     return dispatch_model(
         model,
@@ -189,6 +193,11 @@ class DispatchRecord:
     """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
     _pipeline_start: int | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DispatchRecord:
+        if self._wrapped:  # the copy's forwards would compute with this model's weights
+            raise MisuseError("a dispatched model cannot be copied; call remove_hook_from_submodules(model) first")
+        return DispatchRecord(copy.deepcopy(self.model, memo), compute_devices=dict(self.compute_devices))
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a module's forward by ``make(forward)``."""
@@ -272,12 +281,12 @@ def _dispatch(
     groups = _group_weights(tree, model, offloaded, sources, record)
     budget = _budget(groups, buffer_bytes)
     _bypass_cache_if_too_small(sources.values())
+    for tensor in tensors:  # first, since the device may lack memory: then the model still has all of its weights
+        if tensor.name not in sources:
+            _move(model, tensor, places.device_of(tensor))
     for weight in record.weights:
         for holder, leaf in weight.holders:
             holder[leaf] = weight.placeholder
-    for tensor in tensors:
-        if tensor.name not in sources:
-            _move(model, tensor, places.device_of(tensor))
     record.modules = _weights_of_modules(model, groups)
     if groups:
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
@@ -377,21 +386,18 @@ def _sources(
 
 
 def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, WeightSource]:
-    """Write tensors to files atomically; on failure all are removed and `OffloadError` is raised."""
-    made: list[Path] = []
+    """Write tensors to files without names, whose space is free when they are closed; raises `OffloadError`."""
     sources: dict[str, WeightSource] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, names in enumerate(_split_into_files(tensors)):
             path = folder / f"offloaded-{os.getpid()}-{id(tensors):x}-{number:05d}{SUFFIX}"
-            partial = path.with_suffix(".part")
-            made += [path, partial]
-            save_file({name: tensors[name].cpu().contiguous() for name in names}, partial)
-            os.replace(partial, path)
-            sources.update(SafetensorsFile(path).tensors)
+            try:
+                save_file({name: tensors[name].cpu().contiguous() for name in names}, path)
+                sources.update(SafetensorsFile(path).tensors)
+            finally:
+                path.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
-        for path in made:
-            path.unlink(missing_ok=True)
         raise OffloadError(f"the weights cannot be written to offload_dir {folder}: {error}") from error
     return sources
 
@@ -538,9 +544,9 @@ def _with_weights(prefetcher: WeightPrefetcher, group: WeightGroup, inner: Calla
         prefetcher.acquire(group)
         try:
             if not torch.is_grad_enabled():
-                return inner(*args, **kwargs)
+                return prefetcher.without_views(group, inner(*args, **kwargs))
             with saved_tensors_hooks(*prefetcher.saved_tensors_hooks(group)):
-                return inner(*args, **kwargs)
+                return prefetcher.without_views(group, inner(*args, **kwargs))
         finally:
             prefetcher.release(group)
 

@@ -46,31 +46,46 @@ def attach_layerwise_casting_hooks(
     for layer in layers:
         for parameter in layer.parameters(recurse=False):
             parameter.data = parameter.data.to(stored)
-        inner = layer.forward
-        layer.forward = functools.wraps(inner)(_casting(layer, computed, inner))
+        layer.forward = _CastingForward(layer, computed, layer.forward)
 
 
-def _casting(layer: nn.Module, dtype: torch.dtype, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that uses the layer's weights in ``dtype``; several threads may run it at once."""
-    lock = threading.Lock()
-    kept: dict[str, Tensor] = {}
-    num_running = 0
-    holder: dict[str, Any] = layer._parameters
+class _CastingForward:
+    """The forward of a layer that uses its weights in ``dtype``; several threads may run it at once.
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal num_running
-        with lock:
-            num_running += 1
-            if num_running == 1:
-                kept.update({name: value for name, value in holder.items() if value is not None})
-                holder.update({name: value.to(dtype) for name, value in kept.items()})
+    An object, since copies and pickles of the layer must have a forward of their own.
+    """
+
+    def __init__(self, layer: nn.Module, dtype: torch.dtype, inner: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, inner)
+        self._layer = layer
+        self._dtype = dtype
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._kept: dict[str, Tensor] = {}
+        self._num_running = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._layer, self._dtype, self._inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_counted = False
         try:
-            return inner(*args, **kwargs)
+            with self._lock:
+                if not self._num_running:
+                    self._convert()
+                self._num_running += 1
+                is_counted = True
+            return self._inner(*args, **kwargs)
         finally:
-            with lock:
-                num_running -= 1
-                if not num_running:
-                    holder.update(kept)
-                    kept.clear()
+            with self._lock:
+                self._num_running -= is_counted
+                if not self._num_running:
+                    self._layer._parameters.update(self._kept)  # type: ignore[arg-type]
+                    self._kept = {}
 
-    return forward
+    def _convert(self) -> None:
+        holder: dict[str, Any] = self._layer._parameters
+        stored = {name: value for name, value in holder.items() if value is not None}
+        converted = {name: value.to(self._dtype) for name, value in stored.items()}
+        self._kept = stored
+        holder.update(converted)

@@ -22,14 +22,14 @@ class UserCpuOffloadHook:
         self._model = model
         self._device = device
         self._previous = previous
-        self._host_copies: list[tuple[Tensor, Tensor, int]] = []
+        self._moved: list[tuple[Tensor, torch.device]] = []
         self._handle = model.register_forward_pre_hook(self._move_to_device, with_kwargs=True)
 
     def offload(self) -> None:
-        """Free the model's device memory; only weights that changed there are copied back."""
-        for tensor, kept, version in self._host_copies:
-            tensor.data = kept if tensor._version == version else tensor.data.to(kept.device)
-        self._host_copies.clear()
+        """Move the model back; its device memory is freed."""
+        for tensor, before in self._moved:
+            tensor.data = tensor.data.to(before)
+        self._moved.clear()
 
     def remove(self) -> None:
         """Remove the hook; the model is not moved."""
@@ -38,12 +38,16 @@ class UserCpuOffloadHook:
     def _move_to_device(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._previous is not None:
             self._previous.offload()
-        if not self._host_copies:
-            for tensor in [*module.parameters(), *module.buffers()]:
-                if tensor.device != self._device:
-                    kept = tensor.data
-                    tensor.data = kept.to(self._device, non_blocking=True)
-                    self._host_copies.append((tensor, kept, tensor._version))
+        if not self._moved:
+            try:
+                for tensor in [*module.parameters(), *module.buffers()]:
+                    if tensor.device != self._device:
+                        before = tensor.device
+                        tensor.data = tensor.data.to(self._device, non_blocking=True)
+                        self._moved.append((tensor, before))
+            except BaseException:  # as from a device without memory
+                self.offload()
+                raise
         return to_device((args, kwargs), self._device)
 
 

@@ -21,6 +21,8 @@ from accel_nb.bigmodel.host_memory import align_up
 from accel_nb.bigmodel.offload.mmap_weights import PageLease
 from accel_nb.bigmodel.offload.weight_transfer import HostTensor, WeightSource, WeightTransfer, lease_weights
 from accel_nb.errors import AccelNbError, MisuseError
+from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 
 _IDLE_S = 0.25
 """A reader thread ends after this time without work; the next forward starts another."""
@@ -123,6 +125,7 @@ class WeightPrefetcher:
         self, groups: Sequence[WeightGroup], transfer: WeightTransfer, budget: int, *, num_readers: int = 1
     ) -> None:
         self._transfer = transfer
+        self._device_type = device_type(transfer.device)
         self._budget = budget
         self._num_readers = num_readers
         self._changed = threading.Condition()
@@ -173,16 +176,19 @@ class WeightPrefetcher:
 
     def acquire(self, group: WeightGroup) -> None:
         """Install the group's weights in its modules, reading them first if needed; raises `OffloadError`."""
-        with self._changed:
-            self._advance(group)
-            residency = self._residencies.get(group)
-            reads = residency is None
-            if residency is None:
-                buffer = self._buffer_for(group, needed=True)
-                assert buffer is not None, "a group in use always gets a buffer"
-                residency = self._residencies[group] = _Residency(buffer)
-            residency.users += 1
+        residency: _Residency | None = None
+        reads = is_counted = False
         try:
+            with self._changed:
+                self._advance(group)
+                residency = self._residencies.get(group)
+                reads = residency is None
+                if residency is None:
+                    buffer = self._buffer_for(group, needed=True)
+                    assert buffer is not None, "a group in use always gets a buffer"
+                    residency = self._residencies[group] = _Residency(buffer)
+                residency.users += 1
+                is_counted = True
             if reads:
                 self._fill(group, residency)
             with self._changed:
@@ -198,9 +204,12 @@ class WeightPrefetcher:
                     self._install(group, residency)
             self._transfer.wait(residency.handle)
         except BaseException as error:  # an interrupt may come at any time
-            with self._changed:
-                residency.users -= 1
-                self._drop_if_unused(group, residency)
+            if residency is not None:
+                with self._changed:
+                    residency.users -= is_counted
+                    if reads and residency.state == "filling":
+                        residency.state, residency.error = "failed", error
+                    self._drop_if_unused(group, residency)
             if isinstance(error, OSError) and not isinstance(error, OffloadError):
                 raise OffloadError(f"the weights of {group.name} cannot be read: {error}") from error
             raise
@@ -227,19 +236,30 @@ class WeightPrefetcher:
                 self._request_upcoming(self._budget)
 
     def saved_tensors_hooks(self, group: WeightGroup) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-        """Return hooks by which autograd saves references to a group's tensors, and reads these again in backward."""
-        views = self._residencies[group].buffer.views[group]
-        spans = [(view.data_ptr(), view.data_ptr() + view.nbytes, at) for at, view in enumerate(views)]
-        device = self._transfer.device
+        """Return hooks for the forward of a group that this thread has acquired.
+
+        By them autograd saves references to the tensors of this and of other acquired groups, and reads these again in
+        backward.
+        """
+        spans = [span for held in {*self._thread_state.held, group} for span in self._spans(held)]
 
         def pack(tensor: Tensor) -> Any:
-            start = tensor.data_ptr() if tensor.device == device else 0
-            for begin, end, at in spans:
-                if begin <= start < end:
-                    return _SavedReference(group, at, tensor.dtype, tuple(tensor.shape), tensor.stride(), start - begin)
-            return tensor
+            span = self._find_span(tensor, spans)
+            if span is None:
+                return tensor
+            if tensor.is_conj() or tensor.is_neg():  # views by a flag, which a reference does not have
+                return tensor.clone()
+            offset = tensor.data_ptr() - span.begin
+            return _SavedReference(span.group, span.at, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
 
         return pack, self._fetch
+
+    def without_views(self, group: WeightGroup, output: Any) -> Any:
+        """Return a forward's output with copies of tensors that are views of the group's, which are freed after it."""
+        spans = self._spans(group)
+        if all(self._find_span(tensor, spans) is None for tensor in find_tensors(output)):
+            return output
+        return map_tensors(lambda tensor: tensor if self._find_span(tensor, spans) is None else tensor.clone(), output)
 
     def close(self) -> None:
         """Free all buffers; no forward may be running."""
@@ -249,6 +269,19 @@ class WeightPrefetcher:
             self._idle.clear()
             self._allocated = 0
             self._changed.notify_all()
+
+    def _spans(self, group: WeightGroup) -> list[_Span]:
+        """Return the addresses of an acquired group's tensors."""
+        views = self._residencies[group].buffer.views[group]
+        return [_Span(view.data_ptr(), view.data_ptr() + view.nbytes, group, at) for at, view in enumerate(views)]
+
+    def _find_span(self, tensor: Tensor, spans: Sequence[_Span]) -> _Span | None:
+        """Return the span of which a tensor is a view, if there is one."""
+        # Devices themselves are not equal: tensors on "cuda" have the device "cuda:0".
+        if device_type(tensor.device) is not self._device_type or tensor.layout is not torch.strided:
+            return None
+        start = tensor.data_ptr()
+        return next((span for span in spans if span.begin <= start < span.end), None)
 
     def _fetch(self, reference: Any) -> Tensor:
         if not isinstance(reference, _SavedReference):
@@ -417,12 +450,14 @@ class WeightPrefetcher:
             return best
         if self._allocated + group.nbytes > self._budget and not needed:
             return None
+        memory: Tensor | None = None
+        if not in_place:
+            with torch.inference_mode(False):
+                memory = self._transfer.allocate(group.nbytes)
         self._allocated += group.nbytes
         self.peak_bytes = max(self.peak_bytes, self._allocated)
-        if in_place:
+        if memory is None:
             return _Buffer(group.nbytes, None)
-        with torch.inference_mode(False):
-            memory = self._transfer.allocate(group.nbytes)
         # The allocator may return memory that earlier computations still read.
         mark = self._transfer.record_use(memory)
         return _Buffer(group.nbytes, memory, events=[] if mark is None else [mark])
@@ -521,6 +556,16 @@ def _stop_readers(is_stopped: threading.Event, changed: threading.Condition, rea
         alive = [reader for reader in readers if reader is not threading.current_thread()]
     for reader in alive:
         reader.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The addresses of a group's tensor number ``at``, from ``begin`` to before ``end``."""
+
+    begin: int
+    end: int
+    group: WeightGroup
+    at: int
 
 
 @dataclass(frozen=True, slots=True)

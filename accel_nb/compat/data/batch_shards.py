@@ -67,14 +67,14 @@ class BatchSamplerShard(BatchSampler):
         """Yield this process's part of each batch."""
         part = self.batch_size // self.num_processes
         own = slice(part * self.process_index, part * (self.process_index + 1))
-        first: Sequence[Any] | None = None
+        first: Any = None
         for batch in self.batch_sampler:
-            first = first or batch
+            first = batch if first is None else first
             if len(batch) < self.batch_size:
                 if self.drop_last:
                     continue
-                batch = _fill(batch, first, self.batch_size) if self.even_batches and first else batch
-            if batch[own]:
+                batch = _fill(batch, first, self.batch_size) if self.even_batches else batch
+            if len(batch[own]):
                 yield list(batch[own])
 
     def _whole_batches(self) -> Iterator[list[Any]]:
@@ -163,7 +163,8 @@ def set_epoch_of(sampler: Any, epoch: int) -> None:
     for _ in range(8):  # samplers nested more deeply do not occur; a cycle of them must end
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        inner = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
         if sampler is None:
             return
 

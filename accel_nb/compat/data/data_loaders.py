@@ -6,7 +6,7 @@ A loader that `Accelerator.prepare` has prepared keeps its class; ``isinstance``
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from importlib import import_module
 from itertools import islice
 from typing import Any, cast
@@ -24,13 +24,14 @@ from accel_nb.compat.states import GradientState
 from accel_nb.data.loader import is_sharded
 from accel_nb.data.loader import skip_first_batches as skip_of_prepared
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.current_world import current_world
+from accel_nb.runtime.distributed.current_world import current_comm, current_world
 
 _LOADER_OPTIONS = (
     "batch_size", "shuffle", "sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout",
     "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
     "pin_memory_device",
 )  # fmt: skip
+_DEVICE_OPTIONS = ("device", "rng_types", "synchronized_generator", "_drop_last", "_non_blocking")
 
 
 class _IncludesPrepared(type):
@@ -147,13 +148,17 @@ class _DeviceLoader(DataLoader[Any]):
 
     @property
     def total_batch_size(self) -> int:
-        """The number of samples of one batch on all processes together."""
-        sampler: Any = self.batch_sampler if isinstance(self.batch_sampler, BatchSampler) else None
-        dataset: Any = self.dataset
+        """The number of samples of one batch on all processes together; 0 if a batch sampler has no one size."""
+        sampler, dataset = self._batches, cast(Any, self.dataset)
         if isinstance(sampler, BatchSamplerShard) or isinstance(dataset, IterableDatasetShard):
             shard = sampler if isinstance(sampler, BatchSamplerShard) else dataset
-            return shard.batch_size * (1 if shard.split_batches else shard.num_processes)
+            return (shard.batch_size or 0) * (1 if shard.split_batches else shard.num_processes)
         return getattr(sampler, "batch_size", None) or self.batch_size or 1
+
+    @property
+    def _batches(self) -> Any:
+        """The sampler of batches, which is the sampler itself if the dataset is read by batches."""
+        return self.sampler if self.batch_sampler is None else self.batch_sampler
 
     @property
     def total_dataset_length(self) -> int:
@@ -163,7 +168,7 @@ class _DeviceLoader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the samplers and the dataset."""
         self.iteration = epoch
-        set_epoch_of(self.batch_sampler, epoch)
+        set_epoch_of(self._batches, epoch)
         set_epoch_of(self.dataset, epoch)
 
     def get_sampler(self) -> Any:
@@ -179,16 +184,18 @@ class _DeviceLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         if self.rng_types is not None:
-            synchronize_rng_states(
-                [str(getattr(kind, "value", kind)) for kind in self.rng_types if kind != "generator"]
-            )
+            kinds = [str(getattr(kind, "value", kind)) for kind in self.rng_types]
+            if self.synchronized_generator is None:
+                kinds = [kind for kind in kinds if kind != "generator"]
+            synchronize_rng_states(kinds, self.synchronized_generator)
         state: Any = self if isinstance(self, DataLoaderStateMixin) else None
         self.set_epoch(self.iteration)
         if state is None:
             yield from self._read(None)
             return
         state.begin()
-        if isinstance(self.dataset, IterableDataset) is False and self.total_batch_size:
+        has_length = isinstance(self.dataset, Sized) and not isinstance(self.dataset, IterableDataset)
+        if has_length and self.total_batch_size and not self._drop_last:
             state.remainder = len(cast(Any, self.dataset)) % self.total_batch_size
         try:
             yield from self._read(state)
@@ -334,6 +341,9 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         skip_of_prepared(dataloader, num_batches)  # checks the number
         return LoaderWithoutFirstBatches(dataloader, num_batches)
     options = _copy_options(dataloader)
+    if isinstance(dataloader, _DeviceLoader):
+        num_batches += dataloader.skip_batches
+        options |= {name: getattr(dataloader, name) for name in _DEVICE_OPTIONS}
     if isinstance(dataloader.dataset, IterableDataset) or dataloader.batch_sampler is None:
         made = SkipDataLoader(dataloader.dataset, skip_batches=num_batches, **options)
     else:
@@ -341,8 +351,6 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         for name in ("batch_size", "shuffle", "sampler", "drop_last"):
             options.pop(name, None)
         kind = type(dataloader) if isinstance(dataloader, _DeviceLoader) else DataLoader
-        if kind is DataLoaderShard:
-            options |= {"device": dataloader.device, "rng_types": dataloader.rng_types}
         made = kind(dataloader.dataset, batch_sampler=sampler, **options)
     if hasattr(dataloader, "iteration"):
         cast(Any, made).iteration = dataloader.iteration
@@ -382,7 +390,8 @@ def prepare_data_loader(
 ) -> DataLoader[Any]:
     """Return a loader of one process's share, as accelerate divides; `Accelerator.prepare` divides exactly.
 
-    With ``dispatch_batches`` the first process reads for all; `MisuseError` for a function that cuts its batches.
+    With ``dispatch_batches`` the first process reads for all; `MisuseError` for a function that cuts its batches. Every
+    process must call: all draw the same random order.
     """
     world = current_world()
     count = world.size if num_processes is None else num_processes
@@ -401,6 +410,7 @@ def prepare_data_loader(
         "device": device if put_on_device else None,
         "rng_types": rng_types,
         "_non_blocking": non_blocking,
+        "_drop_last": dataloader.drop_last,
         "use_stateful_dataloader": use_stateful_dataloader,
     }
     if dispatch_batches and world.size > 1:
@@ -414,24 +424,49 @@ def prepare_data_loader(
             non_blocking=non_blocking,
         )
     dataset: Any = dataloader.dataset
-    if dataloader.batch_sampler is None or isinstance(dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset):
         return _shard_iterable(dataset, dataloader, options, count, index, split_batches)
-    batch_sampler: Any = dataloader.batch_sampler
-    old = getattr(batch_sampler, "sampler", None)  # a batch sampler of the user's may have none
-    if use_seedable_sampler and type(old) is RandomSampler:
-        batch_sampler.sampler = SeedableRandomSampler(
-            old.data_source, old.replacement, old._num_samples, old.generator, data_seed=data_seed
-        )
+    batch_sampler = _order_of(dataloader, count, use_seedable_sampler, data_seed)
     if count > 1:
-        sampler = getattr(batch_sampler, "sampler", None)
-        if type(sampler) is RandomSampler and sampler.generator is None:
-            # All processes must draw the same order.
-            seed = int(torch.empty((), dtype=torch.int64).random_().item())
-            sampler.generator = torch.Generator().manual_seed(seed)
+        generator = getattr(getattr(batch_sampler, "sampler", None), "generator", None)
+        options["synchronized_generator"] = generator if isinstance(generator, torch.Generator) else None
         batch_sampler = BatchSamplerShard(batch_sampler, count, index, split_batches, even_batches)
+    if batch_sampler is None:
+        return DataLoaderShard(dataset, **options)
     for name in ("batch_size", "shuffle", "sampler", "drop_last"):
         options.pop(name, None)
+    if dataloader.batch_sampler is None:  # the dataset is read by batches
+        return DataLoaderShard(dataset, sampler=batch_sampler, batch_size=None, **options)
     return DataLoaderShard(dataset, batch_sampler=batch_sampler, **options)
+
+
+def _order_of(dataloader: DataLoader[Any], count: int, use_seedable_sampler: bool, data_seed: int | None) -> Any:
+    """Return a loader's sampler of batches, whose random order is the same on all processes; None if it has none."""
+    is_read_by_batches = dataloader.batch_sampler is None and isinstance(dataloader.sampler, BatchSampler)
+    batches = cast(Any, dataloader.sampler if is_read_by_batches else dataloader.batch_sampler)
+    if batches is None:
+        if count == 1:
+            return None
+        raise MisuseError(
+            "a loader with batch_size=None has no batches to divide: give it a batch_size, or a BatchSampler as sampler"
+        )
+    sampler: Any = getattr(batches, "sampler", None)  # a batch sampler of the user's may have none
+    if type(sampler) is not RandomSampler:
+        return batches
+    if use_seedable_sampler:
+        seed = _first_ranks(torch.random.initial_seed(), count) if data_seed is None else data_seed
+        batches.sampler = SeedableRandomSampler(
+            sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator, data_seed=seed
+        )
+    elif count > 1 and sampler.generator is None:
+        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
+        sampler.generator = torch.Generator().manual_seed(_first_ranks(seed, count))
+    return batches
+
+
+def _first_ranks(seed: int, count: int) -> int:
+    """Return rank 0's seed, if the data is divided among all ranks."""
+    return current_comm().broadcast_json(seed) if count == current_world().size else seed
 
 
 def _shard_iterable(

@@ -20,8 +20,9 @@ from accel_nb.bigmodel.planning.device_map import plan_device_map
 from accel_nb.bigmodel.planning.placement import find_place
 from accel_nb.bigmodel.planning.sizes import Device, list_ancestors, list_tensors
 from accel_nb.bigmodel.safetensors_reader import FileTensor, open_safetensors
+from accel_nb.compat.constants import WEIGHTS_NAME
 from accel_nb.compat.models.dispatch_hooks import attach_dispatch_hooks
-from accel_nb.compat.models.module_tensors import set_module_tensor_to_device
+from accel_nb.compat.models.module_tensors import retie_parameters, set_module_tensor_to_device
 from accel_nb.compat.models.offloaded_files import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.safetensors_header import SUFFIX
@@ -239,6 +240,9 @@ def _pickled_files(path: Path) -> Iterator[Path]:
         if any(path.glob(f"*{SUFFIX}")):
             return
         indices = sorted(path.glob("*.index.json"))
+        if (path / WEIGHTS_NAME).is_file():  # beside it may be files of an optimizer, and arguments
+            yield path / WEIGHTS_NAME
+            return
         if len(indices) == 1:
             yield from _pickled_files(indices[0])
             return
@@ -265,7 +269,8 @@ def _load_pickled(
     strict: bool,
     offload_folder: str | os.PathLike[str],
 ) -> None:
-    own = {name: held.names for held in list_tensors(model) for name in held.names}
+    groups = [held.names for held in list_tensors(model)]
+    own = {name: names for names in groups for name in names}
     target_dtype = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     loaded: set[str] = set()
     unexpected: list[str] = []
@@ -276,9 +281,10 @@ def _load_pickled(
                 unexpected.append(name)
                 continue
             loaded.add(name)
-            kind = target_dtype if value.is_floating_point() else None
+            kind = target_dtype
             if any(part in name.split(".") for part in keep_in_fp32_modules):
                 kind = torch.float32
+            kind = kind if value.is_floating_point() else None
             place = "cpu" if device_map is None else find_place(name, device_map)
             place = _get(model, name).device if device_map is None else place
             if str(place) == "disk":
@@ -290,6 +296,9 @@ def _load_pickled(
             device = "cpu" if place is None or str(place) == "meta" else place
             set_module_tensor_to_device(model, name, device, value.clone(), kind)
     save_offload_index(index, offload_folder)
+    # A file may hold a tied weight under one of its names only.
+    shared = [sorted(names, key=lambda name: name not in loaded) for names in groups if loaded.intersection(names)]
+    retie_parameters(model, [names for names in shared if len(names) > 1])
     missing = [name for name in model.state_dict() if not loaded.intersection(own.get(name, (name,)))]
     if strict and (unexpected or missing):
         raise ConfigError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator.process.logging import get_logger
+from accel_nb.checkpoint.export import copy_if_shared, drop_tied_duplicates
 from accel_nb.compat.deepspeed.engine import DeepSpeedEngine
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.instance_patching import plain_view
@@ -154,22 +155,17 @@ def get_model_tp_size(model: nn.Module) -> int | None:
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors as contiguous ones; of names that share memory only the first is kept."""
-    kept: dict[str, Any] = {}
-    seen: dict[Any, str] = {}
-    removed: list[str] = []
-    for name, value in state_dict.items():
-        if isinstance(value, Tensor) and value.numel():
-            storage = value.untyped_storage()
-            if seen.setdefault((value.device, storage.data_ptr(), storage.nbytes()), name) != name:
-                removed.append(name)
-                continue
-        kept[name] = value.contiguous() if isinstance(value, Tensor) else value
-    if removed:
+    """Return the tensors as contiguous ones that share no memory; of the names of one tensor only the first is kept."""
+    named = drop_tied_duplicates(state_dict)
+    if removed := [name for name in state_dict if name not in named]:
         get_logger("accelerate.utils.other").warning(
             f"left out {removed}: a tensor of several names is stored once, under its first name; tie the weights "
             "after loading"
         )
+    kept: dict[str, Any] = {}
+    for name, value in named.items():
+        others = [other for other in kept.values() if isinstance(other, Tensor)]
+        kept[name] = copy_if_shared(value, others) if isinstance(value, Tensor) else value
     return kept
 
 

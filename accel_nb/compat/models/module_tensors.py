@@ -70,6 +70,8 @@ def set_module_tensor_to_device(
 ) -> None:
     """Move a parameter or buffer, by its dotted name, to a device, with its own values or with ``value``.
 
+    A tensor that is there already stays the same object, so that ties and optimizers keep it. Values get ``dtype`` if
+    they are floating-point numbers; without it those of ``value`` get the dtype of the tensor that they replace.
     ``tied_params_map`` has for the address of a shared tensor its copy on each device, which is used again.
     ``clear_cache`` is accepted: memory is freed by PyTorch when it is needed.
 
@@ -101,13 +103,25 @@ def set_module_tensor_to_device(
     if shared is not None and target in shared:
         tensors[name] = _like(old, shared[target])
         return
-    kind = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-    if kind is None and value is not None and old is not None and old.is_floating_point() == value.is_floating_point():
-        kind = old.dtype if not str(value.dtype).startswith(("torch.uint", "torch.int", "torch.bool")) else None
+    kind = _dtype_to_have(source, dtype, old)
+    if value is None and check_device_same(source.device, target) and kind in (None, source.dtype):
+        return
     moved = source.detach().to(target, kind, non_blocking=non_blocking)
     tensors[name] = placed = _like(old, moved)
     if shared is not None and placed is not None:
         shared[target] = placed
+
+
+def _dtype_to_have(source: Tensor, dtype: str | torch.dtype | None, old: Tensor | None) -> torch.dtype | None:
+    """Return the dtype to convert values to that take the place of ``old``; None if they keep theirs."""
+    if dtype is not None:
+        wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+        return wanted if source.is_floating_point() else None
+    # Parameters of other classes may hold packed numbers.
+    is_plain = type(old) in (nn.Parameter, Tensor)
+    if old is not None and (is_plain or (source.is_floating_point() and old.is_floating_point())):
+        return old.dtype
+    return None
 
 
 def _as_device(device: int | str | torch.device) -> torch.device:
@@ -169,10 +183,17 @@ def check_tied_parameters_on_same_device(
 
 def has_offloaded_params(module: nn.Module) -> bool:
     """Return whether an `AlignDevicesHook` brings the module's weights for each forward."""
+    return _offloading_hook(module) is not None
+
+
+def _offloading_hook(module: nn.Module) -> Any:
+    """Return the hook that brings the module's weights for each forward, alone or in a sequence; None without one."""
     from accel_nb.compat.models.align_hooks import AlignDevicesHook
+    from accel_nb.compat.models.model_hooks import SequentialHook
 
     hook = getattr(module, "_hf_hook", None)
-    return isinstance(hook, AlignDevicesHook) and hook.offload
+    hooks = hook.hooks if isinstance(hook, SequentialHook) else [hook]
+    return next((each for each in hooks if isinstance(each, AlignDevicesHook) and each.offload), None)
 
 
 @contextmanager
@@ -180,24 +201,26 @@ def align_module_device(
     module: nn.Module, execution_device: torch.device | str | int | None = None
 ) -> Generator[None, None, None]:
     """Place the weights of the module itself, not of its parts, on a device for the block."""
-    if has_offloaded_params(module):
-        hook: Any = module._hf_hook
+    hook = _offloading_hook(module)
+    if hook is not None:
         wanted = hook.execution_device
         hook.execution_device = execution_device if execution_device is not None else wanted
-        hook.pre_forward(module)
         try:
-            yield
+            hook.pre_forward(module)
+            try:
+                yield
+            finally:
+                hook.post_forward(module, None)
         finally:
-            hook.post_forward(module, None)
             hook.execution_device = wanted
         return
     if execution_device is None:
         yield
         return
     before = {name: value.device for name, value in module.named_parameters(recurse=False)}
-    for name in before:
-        set_module_tensor_to_device(module, name, execution_device)
     try:
+        for name in before:
+            set_module_tensor_to_device(module, name, execution_device)
         yield
     finally:
         for name, device in before.items():

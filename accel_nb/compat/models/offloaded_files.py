@@ -135,7 +135,10 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
 
 
 class PrefixedDataset(Mapping[str, Any]):
-    """The entries of a mapping whose keys begin with a prefix, by the rest of the key."""
+    """The entries of a mapping whose keys begin with a prefix, by the rest of the key.
+
+    Iteration yields the whole keys, as in accelerate.
+    """
 
     def __init__(self, dataset: Mapping[str, Any], prefix: str) -> None:
         self.dataset, self.prefix = dataset, prefix

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from accel_nb.accelerator import Accelerator
 from accel_nb.checkpoint.convert import merge
 from accel_nb.checkpoint.full_tensors import gather_weights
+from accel_nb.checkpoint.shared_errors import run_on_all, run_on_main
 from accel_nb.compat.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
 from accel_nb.compat.states import PartialState
 from accel_nb.strategies.base import Bundle
@@ -58,7 +59,7 @@ def load_fsdp_model(
     use_dcp: bool = True,
 ) -> None:
     """Load what `save_fsdp_model` has written into a prepared model. Every process must call."""
-    values = _read(_file(input_dir, FSDP_MODEL_NAME, model_index))
+    values = _read(accelerator, _file(input_dir, FSDP_MODEL_NAME, model_index))
     if adapter_only:
         unknown = values.keys() - model.state_dict().keys()
         if unknown:
@@ -101,7 +102,7 @@ def load_fsdp_optimizer(
 
     ``model`` and ``adapter_only`` have no effect.
     """
-    values = _read(_file(input_dir, OPTIMIZER_NAME, optimizer_index))
+    values = _read(accelerator, _file(input_dir, OPTIMIZER_NAME, optimizer_index))
     _load(accelerator, Bundle((), (optimizer,)), optimizers=[values])
 
 
@@ -113,29 +114,36 @@ def merge_fsdp_weights(
 ) -> None:
     """Merge the shards of a folder, which FSDP or ``torch.distributed.checkpoint`` has saved, into one file.
 
-    The first process merges; every process must call. The file is ``model.safetensors``, or ``pytorch_model.bin``
-    without ``safe_serialization``. Raises `CheckpointError` for a folder that is damaged or holds no model's weights.
+    The first process merges; every process must call, and each raises its error. The file is ``model.safetensors``, or
+    ``pytorch_model.bin`` without ``safe_serialization``. Raises `CheckpointError` for a folder that is damaged or holds
+    no model's weights.
     """
-    process = PartialState()
-    if process.is_main_process:
-        merge(checkpoint_dir, output_path, as_safetensors=safe_serialization, removes_shards=remove_checkpoint_dir)
-    process.wait_for_everyone()
+    run_on_main(
+        PartialState()._comm,
+        lambda: merge(
+            checkpoint_dir, output_path, as_safetensors=safe_serialization, removes_shards=remove_checkpoint_dir
+        ),
+    )
 
 
 def _write(accelerator: Accelerator, values: Mapping[str, Any], path: Path) -> None:
-    if accelerator.is_main_process:
+    def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(dict(values), path)
-    accelerator.wait_for_everyone()
+
+    run_on_main(accelerator.components.comm, write)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(
-            f"{path} does not exist; accel-nb merge-weights merges a folder of shards that accelerate has written into "
-            "one file"
-        )
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+def _read(accelerator: Accelerator, path: Path) -> dict[str, Any]:
+    def read() -> dict[str, Any]:
+        if not path.is_file():
+            raise ValueError(
+                f"{path} does not exist; accel-nb merge-weights merges a folder of shards that accelerate has written "
+                "into one file"
+            )
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+    return run_on_all(accelerator.components.comm, read)
 
 
 def _load(accelerator: Accelerator, bundle: Bundle, **values: list[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,15 +13,20 @@ from torch import Tensor, nn
 
 from accel_nb.bigmodel.offload import dispatch
 from accel_nb.bigmodel.planning.sizes import list_tensors
-from accel_nb.compat.constants import WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_PATTERN_NAME
+from accel_nb.compat.constants import WEIGHTS_INDEX_NAME, WEIGHTS_PATTERN_NAME
 from accel_nb.compat.models.offloaded_files import get_state_dict_offloaded_model
 from accel_nb.config.byte_sizes import read_bytes
+
+_FILE = re.compile(r"pytorch_model(-[0-9]{5}-of-[0-9]{5})?\.bin(\.index\.json)?")
 
 
 def save_with_torch(
     state: Mapping[str, Tensor], folder: str | os.PathLike[str], max_shard_size: int | str, *, writes: bool
 ) -> None:
-    """Write a state dict to one file, or to several of at most ``max_shard_size`` with an index of their tensors."""
+    """Write a state dict to one file, or to several of at most ``max_shard_size`` with an index of their tensors.
+
+    Files of an earlier save in the folder are removed.
+    """
     if not writes:
         return
     limit = read_bytes(max_shard_size, "max_shard_size")
@@ -33,19 +39,27 @@ def save_with_torch(
             size = 0
         shards[-1][name] = value
         size += nbytes
-    target = Path(folder)
+    target, count = Path(folder), len(shards)
     target.mkdir(parents=True, exist_ok=True)
-    if len(shards) == 1:
-        torch.save(shards[0], target / WEIGHTS_NAME)
-        return
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = WEIGHTS_PATTERN_NAME.format(suffix=f"-{number:05d}-of-{len(shards):05d}")
-        torch.save(shard, target / file)
-        weight_map.update(dict.fromkeys(shard, file))
-    total = sum(value.numel() * value.element_size() for value in state.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (target / WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2))
+    suffixes = [""] if count == 1 else [f"-{number:05d}-of-{count:05d}" for number in range(1, count + 1)]
+    files = [WEIGHTS_PATTERN_NAME.format(suffix=suffix) for suffix in suffixes]
+    partial = [target / f".{file}.tmp" for file in files]
+    try:
+        for path, shard in zip(partial, shards, strict=True):
+            torch.save(shard, path)
+        for old in target.iterdir():  # of an earlier save, in place of which a reader would take them
+            if _FILE.fullmatch(old.name) and old.name not in files:
+                old.unlink()
+        for path, file in zip(partial, files, strict=True):
+            os.replace(path, target / file)
+    finally:
+        for path in partial:
+            path.unlink(missing_ok=True)
+    if count > 1:
+        total = sum(value.numel() * value.element_size() for value in state.values())
+        places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (target / WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2))
 
 
 def has_absent_weights(model: nn.Module) -> bool:

@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from accel_nb.runtime.devices.cuda import Cuda
 from accel_nb.runtime.devices.registry import default_type, device_type
 
 _PACKAGES: Mapping[str, str] = MappingProxyType(
     {
-        "bnb": "bitsandbytes",
         "lomo": "lomo_optim",
         "megatron_lm": "megatron.core",
         "pippy": "torch.distributed.pipelining",
@@ -92,9 +92,25 @@ def is_package_available(pkg_name: str, metadata_name: str | None = None) -> boo
     return importlib.util.find_spec(pkg_name) is not None
 
 
+def is_bnb_available(min_version: str | None = None) -> bool:
+    """Return whether bitsandbytes is installed, in this version or a newer one."""
+    return _has_version("bitsandbytes", min_version)
+
+
+def is_numpy_available(min_version: str | None = "1.25.0") -> bool:
+    """Return whether NumPy is installed, in this version or a newer one."""
+    return _has_version("numpy", min_version)
+
+
 def is_habana_gaudi1() -> bool:
     """Return False: Gaudi is not supported."""
     return False
+
+
+def _has_version(package: str, min_version: str | None) -> bool:
+    if not is_package_available(package):
+        return False
+    return min_version is None or Version(importlib.metadata.version(package)) >= Version(min_version)
 
 
 def __getattr__(name: str) -> Callable[..., bool]:
@@ -105,7 +121,7 @@ def __getattr__(name: str) -> Callable[..., bool]:
 
 
 def _is_available(what: str, *args: object, **kwargs: object) -> bool:
-    # Some predicates of accelerate have arguments (such as a device to skip); none changes the result here.
+    # Some predicates of accelerate have further arguments (such as a device to skip), which change nothing here.
     if what in _OTHER_HARDWARE:
         return False
     if what in _HERE:

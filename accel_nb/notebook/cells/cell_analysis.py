@@ -9,6 +9,7 @@ import ast
 import functools
 import re
 import types
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -228,6 +229,18 @@ class _NameCollector(ast.NodeVisitor):
         self.visit(node.subject)
         self._visit_branches(*([case] for case in node.cases), [])
 
+    def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar) -> None:
+        self.generic_visit(node)
+        if node.name is not None:
+            self._store(node.name)
+
+    visit_MatchStar = visit_MatchAs
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
+        self.generic_visit(node)
+        if node.rest is not None:
+            self._store(node.rest)
+
     def visit_Call(self, node: ast.Call) -> None:
         """Visit a call, and the names in its text arguments if it evaluates them or looks them up in `globals`."""
         self.generic_visit(node)
@@ -285,8 +298,10 @@ class _NameCollector(ast.NodeVisitor):
 
     def _visit_body(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef) -> None:
         """Visit a body that runs later, when names may have been rebound: all its free names count as loaded."""
-        # dont_inherit: this file's __future__ imports must not apply to the cell, which may evaluate its annotations.
-        code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec", dont_inherit=True)
+        with warnings.catch_warnings():  # the workers give those of the compiler
+            warnings.simplefilter("ignore")
+            # dont_inherit: this file's __future__ imports must not apply to the cell, which may evaluate annotations.
+            code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec", dont_inherit=True)
         for name in global_names(code):
             self._load(name)
         self.stored += sorted(stored_globals(code))

@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.pool.sync.objects.object_kinds import is_plain_array, is_tensor
+from accel_nb.pool.sync.objects.object_kinds import is_array_scalar, is_plain_array, is_tensor
 
 KEPT_NAMES = frozenset({"_", "__", "___", "In", "Out", *(f"_{name}" for name in ("oh", "ih", "i", "ii", "iii"))})
 """Names that IPython binds to the values and the sources of earlier cells."""
@@ -37,7 +37,7 @@ def keep_output(namespace: dict[str, Any], *, is_of_this_cell: bool) -> bool:
 def _is_small(value: Any, depth: int = 0) -> bool:
     if is_tensor(value):
         return value.numel() * value.element_size() <= _MAX_BYTES  # a sparse tensor has no `nbytes`
-    if is_plain_array(value):
+    if is_plain_array(value) or is_array_scalar(value):
         return value.nbytes <= _MAX_BYTES
     items = value.values() if type(value) is dict else value
     if type(value) in (list, tuple, dict):

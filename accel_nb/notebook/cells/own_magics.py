@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import IPython.core.magics
 from IPython.core.alias import Alias
-from IPython.core.magic import Magics
+from IPython.core.magic import MagicAlias, Magics
 
 from accel_nb.errors import MisuseError
 
@@ -31,23 +31,35 @@ def replace_magics(source: str, shell: Any, namespace: Mapping[str, Any]) -> str
         return source
     lines = source.encode().splitlines(keepends=True)
     last_first = sorted(_find_calls(tree), key=lambda found: (-found[0].lineno, -found[0].col_offset))
-    for call, kind, name, argument in last_first:
-        function = shell.magics_manager.magics[kind].get(name)
-        if function is None or _is_of_ipython(kind, name, function) or call.lineno != call.end_lineno:
-            continue
+    for call, kind, name, arguments in last_first:
+        function = shell.find_magic(name, kind)
         line, own = lines[call.lineno - 1], slice(call.col_offset, call.end_col_offset)
-        text = _replacement(kind, name, function, argument, shell, namespace, line[own].decode())
+        text = line[own].decode()
+        if type(function) is MagicAlias:
+            name, arguments = function.magic_name, _with_parameters(arguments, function.magic_params)
+            function = shell.find_magic(name, kind)
+            text = f"get_ipython().run_{kind}_magic({', '.join(map(repr, [name, *arguments]))})"
+        if function is None or call.lineno != call.end_lineno:
+            continue
+        if not _is_of_ipython(kind, name, function):
+            text = _replacement(kind, name, function, arguments[0], shell, namespace, text)
         lines[call.lineno - 1] = line[: own.start] + text.encode() + line[own.stop :]
     return b"".join(lines).decode()
 
 
-def _find_calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str, str, str]]:
-    """Yield the calls of magics in a cell, each with its kind, its name and the text in its line."""
+def _with_parameters(arguments: Sequence[str], parameters: str | None) -> list[str]:
+    """Return the arguments of a magic that is called by an alias with ``parameters``."""
+    line = " ".join(filter(None, [parameters, arguments[0]]))
+    return [line, *arguments[1:]]
+
+
+def _find_calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str, str, list[str]]]:
+    """Yield the calls of magics in a cell, each with its kind, its name, and its line and text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _KINDS:
             texts = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
             if len(texts) == len(node.args) and len(texts) > 1:
-                yield node, _KINDS[node.func.attr], texts[0], texts[1]
+                yield node, _KINDS[node.func.attr], texts[0], texts[1:]
 
 
 def _is_of_ipython(kind: str, name: str, function: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 RECORD = "log"
@@ -59,19 +59,37 @@ def handle_record(body: dict[str, Any]) -> None:
 def target_of(handler: logging.Handler) -> str | None:
     """Return the file that a handler writes to, ``<stdout>`` or ``<stderr>``, or for any other one its class.
 
-    None for copies and for handlers that do nothing.
+    A handler with filters, or with a formatter that a format string does not describe, is such another one. None for
+    copies and for handlers that do nothing.
     """
     if getattr(handler, "is_copy", False) or isinstance(handler, logging.NullHandler):
         return None
-    if isinstance(handler, logging.FileHandler):
-        return handler.baseFilename
+    if not handler.filters and _is_described(handler.formatter):
+        target = handler.baseFilename if isinstance(handler, logging.FileHandler) else stream_of(handler)
+        if target is not None:
+            return target
     kind = type(handler)
-    if isinstance(handler, logging.StreamHandler) and kind is logging.StreamHandler:
-        name = str(getattr(handler.stream, "name", "")).strip("<>")
-        for known in ("stdout", "stderr"):
-            if name == known or handler.stream in (getattr(sys, known), getattr(sys, f"__{known}__")):
-                return f"<{known}>"
     return f"<{kind.__module__}.{kind.__qualname__}>"
+
+
+def stream_of(handler: logging.Handler) -> str | None:
+    """Return ``<stdout>`` or ``<stderr>`` for a handler that writes to the output, else None."""
+    if type(handler) is not logging.StreamHandler:
+        return None
+    name = str(getattr(handler.stream, "name", "")).strip("<>")
+    for known in ("stdout", "stderr"):
+        if name == known or handler.stream in (getattr(sys, known), getattr(sys, f"__{known}__")):
+            return f"<{known}>"
+    return None
+
+
+def _is_described(formatter: logging.Formatter | None) -> bool:
+    """Return whether a formatter is Python's own, with the formats of messages and dates and nothing else."""
+    if formatter is None:
+        return True
+    has_defaults = any(isinstance(value, Mapping) and value for value in vars(formatter._style).values())
+    is_plain = type(formatter) is logging.Formatter and {"_style", "_fmt", "datefmt"}.issuperset(vars(formatter))
+    return is_plain and not has_defaults
 
 
 def _to_json(record: logging.LogRecord) -> dict[str, Any]:

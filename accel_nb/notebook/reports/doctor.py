@@ -140,7 +140,7 @@ def _compiler() -> Iterator[Finding]:
 def _registry() -> Iterator[Finding]:
     """Report a folder where runs cannot be recorded. A file is created, since permissions do not restrict root."""
     folder = default_folder()
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(place for place in (folder, *folder.parents) if os.path.exists(place))  # `Path.exists` may raise
     try:
         with TemporaryFile(dir=existing):
             return

@@ -1,12 +1,9 @@
 """State of the notebook's process that workers follow: environment variables, the text of cells, settings."""
 
 from __future__ import annotations
-import __future__
 
 import ast
-import functools
 import linecache
-import operator
 import os
 import types
 from collections.abc import Iterable, Mapping
@@ -15,13 +12,9 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+from accel_nb.notebook.cells.future_imports import FUTURE_FLAGS, future_flags
 from accel_nb.notebook.session.process_settings import REPEATED, find_changes, read_settings
 from accel_nb.runtime.process.environment import GPU_VARIABLE, get_variable, notebook_variables
-
-FUTURE_FLAGS = functools.reduce(
-    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-)
-"""The compiler flags of all imports from ``__future__``."""
 
 
 @dataclass(slots=True)
@@ -86,13 +79,7 @@ def compiler_flags(tree: ast.Module) -> int:
 
     In IPython, an import from ``__future__`` applies to all later cells.
     """
-    names = [
-        alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        for alias in node.names
-    ]
-    own = sum({getattr(__future__, name).compiler_flag for name in names if name in __future__.all_feature_names})
+    own = future_flags(tree)
     shell = get_ipython()
     if shell is None:
         return own

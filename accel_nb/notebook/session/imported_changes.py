@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,7 +86,10 @@ class ImportedChanges:
             self._num_read = 0
         for source in history[self._num_read :]:
             try:
-                self._assigned |= find_assigned_attributes(ast.parse(source))
-            except SyntaxError:
+                with warnings.catch_warnings():  # the cell has given those of the parser
+                    warnings.simplefilter("ignore")
+                    tree = ast.parse(source)
+            except (SyntaxError, ValueError, RecursionError):  # a cell that has not run
                 continue
+            self._assigned |= find_assigned_attributes(tree)
         self._num_read = len(history)

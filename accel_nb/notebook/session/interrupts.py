@@ -48,7 +48,7 @@ def count_interrupts(*, terminations: bool = False) -> Iterator[InterruptCount]:
     try:
         yield interrupts
     finally:
-        for number, handler in before.items():
+        for number, handler in reversed(before.items()):  # SIGINT last: it may raise as soon as it is restored
             signal.signal(number, handler)
 
 

@@ -1,7 +1,7 @@
 """Handlers of loggers that the workers copy from the notebook, and those that a cell adds or removes.
 
 Handlers that write to the output and to files are copied, and made again in the notebook if a cell adds them. Any other
-one is handed the records of rank 0 in the notebook (`RecordSender`).
+one, and one with filters or a formatter of its own, is handed the records of rank 0 in the notebook (`RecordSender`).
 
 A library adds its handlers when a process imports it. If a logger has the name of an imported module, its handlers that
 write to the output are therefore not copied.
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from accel_nb.notebook.output.log_records import STREAMS, RecordSender, Send, target_of
+from accel_nb.notebook.output.log_records import STREAMS, RecordSender, Send, stream_of, target_of
 from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.process.user_code import modules_imported_after
 
@@ -101,7 +101,7 @@ def _own_handlers() -> Iterator[tuple[logging.Handler, dict[str, Any]]]:
         is_of_module = logger.name != "__main__" and logger.name.partition(".")[0] in sys.modules
         for handler in logger.handlers:
             target = target_of(handler)
-            if target is None or (is_of_module and target in STREAMS):
+            if target is None or (is_of_module and stream_of(handler) is not None):
                 continue
             formatter = handler.formatter
             item = {

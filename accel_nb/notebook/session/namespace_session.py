@@ -8,18 +8,20 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from accel_nb.config import Resolved
+from accel_nb.errors import PoolError
 from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.cells.cell_analysis import CellNames, notebook_code_objects
 from accel_nb.notebook.cells.outputs import OUTPUT_NAME, keep_output
 from accel_nb.notebook.cells.submodules import find_submodules
 from accel_nb.notebook.cells.user_names import UserNames
-from accel_nb.notebook.messages import CallRequest, RankAnswer, RunRequest, to_body
+from accel_nb.notebook.messages import CallRequest, RankAnswer, ReloadMode, RunRequest, to_body
 from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler_flags
 from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME, ImportedChanges
 from accel_nb.notebook.session.log_handlers import seek_ends
@@ -31,7 +33,7 @@ from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.notebook.session.set_order import SetOrder
 from accel_nb.notebook.session.text_hashes import describe_hashes
 from accel_nb.pool.engine import EngineFacts
-from accel_nb.pool.payload import MemoryPayloads, close_all
+from accel_nb.pool.payload import MemoryPayloads, Payloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.objects.object_kinds import is_module
 from accel_nb.pool.sync.paths.function_caches import cached_functions, has_changeable_results
@@ -58,6 +60,8 @@ class NamespaceSession:
     _imported: ImportedChanges = field(default_factory=ImportedChanges)
     _set_order: SetOrder = field(default_factory=lambda: SetOrder(has_same_hashes=has_fixed_hashes()))
     _pool: Pool | None = None
+    _unanswered: PackedCell | None = None
+    """The cell that was packed last, until the workers have answered it."""
     _has_lost_ranks: bool = False
     _has_equal_ranks: bool = True
     """Whether the cell that was packed last does the same on all ranks."""
@@ -126,17 +130,10 @@ class NamespaceSession:
         All workers get the modules that no import finds, those on other machines the user's own modules too. Raise
         ShippingError, with a remedy, for a value that cannot be sent.
         """
+        self.record_undelivered()  # an interrupt may have come before its request
         digest, states = self._capture_random_states(always=cell.call is not None)
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
-        if pool is not self._pool:
-            self._pool = pool
-            self._modules.clear()
-            self._own_modules.clear()
-        reloaded = self._modules.modules_to_reload()
-        if reloaded:
-            self._registry.forget(
-                self._registry.shared_names()
-            )  # the workers' objects are instances of classes of the old modules
+        reloaded = self._find_reloads(pool)
         assigned = find_assigned_attributes(cell.tree) | self._imported.in_modules()
         lines = self._imported.update(self.namespace, assigned)
         self._registry.imported = self._imported.ids()
@@ -144,54 +141,68 @@ class NamespaceSession:
         prepared = self._registry.serialize_changes(
             [*imported, *needed], self.namespace, pool.payloads, rng=states, optional=names.optional
         )
-        self._set_order.record_sent(map(root_name, prepared.sent_paths), self.namespace)
-        lines += self._set_order.describe(cell.tree, needed)
-        lines += _describe_caches(prepared.sent_paths, self.namespace)
-        lines += [] if resolved.config.bring_back else _describe_files(needed, self.namespace)
-        codes = list(notebook_code_objects(self.namespace[name] for name in needed))
-        if "hash" not in self.namespace and not has_fixed_hashes():
-            lines += describe_hashes(cell.tree, codes)
-        modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
-        modules += self._own_modules.collect_loaded_by_hand()
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
-        settings = self._environment.changed_settings()
-        chosen = resolved.config.ranks or range(pool.size)
-        request = replace(
-            _request_of(cell, names, resolved),
-            used=tuple(dict.fromkeys([*needed, *names.used])),
-            assigned=tuple(sorted(item.to_text() for item in assigned)),
-            submodules=find_submodules(cell.tree, self.namespace),
-            sources=self._environment.new_sources(codes),
-            rng_digest=digest,
-            has_rng=states is not None,
-            variables=self._environment.changed_variables(facts.variables),
-            settings=settings,
-            modules=tuple(modules),
-            reloaded=reloaded,
-            lines=tuple(self._modules.describe_reloads(reloaded)),
-            is_partial=len(chosen) < pool.size,
-            has_lost_ranks=self._has_lost_ranks,
-        )
-        does_the_same = request.is_plain and not (request.may_depend_on_rank or request.is_partial)
-        self._has_equal_ranks = does_the_same or pool.size == 1
+        unreturned = () if resolved.config.bring_back else names.bound
+        packed = PackedCell(pool, {}, prepared.sent_paths, prepared.removed_names, unreturned, payloads)
+        self._unanswered = packed
         try:
+            self._registry.record_deleted(prepared.removed_names)
             self._registry.record_sent(prepared.sent_paths, self.namespace)
-        except BaseException:  # a class of the user may raise anything
-            self._record_unsent(prepared.sent_paths, prepared.removed_names)
+            codes = list(notebook_code_objects(self.namespace[name] for name in needed))
+            lines += self._describe_differences(cell, resolved, needed, codes, prepared.sent_paths)
+            modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
+            modules += self._own_modules.collect_loaded_by_hand()
+            chosen = resolved.config.ranks or range(pool.size)
+            request = replace(
+                _request_of(cell, names, resolved),
+                used=tuple(dict.fromkeys([*needed, *names.used])),
+                assigned=tuple(sorted(item.to_text() for item in assigned)),
+                submodules=find_submodules(cell.tree, self.namespace),
+                shared=tuple(self.shared_names),
+                kept=tuple(self._contained_names(names.bound)),
+                sources=self._environment.new_sources(codes),
+                rng_digest=digest,
+                has_rng=states is not None,
+                variables=self._environment.changed_variables(facts.variables),
+                settings=self._environment.changed_settings(),
+                modules=tuple(modules),
+                reloaded=reloaded,
+                lines=tuple(self._modules.describe_reloads(reloaded)),
+                is_partial=len(chosen) < pool.size,
+                first_rank=min(chosen),
+                has_lost_ranks=self._has_lost_ranks,
+            )
+            does_the_same = request.is_plain and not (request.may_depend_on_rank or request.is_partial)
+            self._has_equal_ranks = does_the_same or pool.size == 1
+            lines += [*notes, *(f"left out: {problem}" for problem in prepared.left_out.values())]
+            poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
+            return replace(packed, bodies=_bodies_of(request, payloads, chosen, pool.size), poll_s=poll_s), lines
+        except BaseException:  # a class of the user may raise anything, and an interrupt may arrive
             close_all(payloads.values())
             raise
-        # No error is raised below, so recorded values are always sent.
-        request = replace(request, shared=tuple(self.shared_names), kept=tuple(self._contained_names(names.bound)))
-        body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
-        # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
-        ranks = range(pool.size) if payloads or modules or reloaded or settings else chosen
-        bodies = {rank: body if rank in chosen else idle_body for rank in ranks}
-        poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
-        lines += [*notes, *(f"left out: {problem}" for problem in prepared.left_out.values())]
-        unreturned = () if resolved.config.bring_back else names.bound
-        return PackedCell(
-            pool, bodies, prepared.sent_paths, prepared.removed_names, unreturned, payloads, poll_s
-        ), lines
+
+    def _find_reloads(self, pool: Pool) -> dict[str, ReloadMode]:
+        """Return the modules that the workers of a pool must reload, and how."""
+        if pool is not self._pool:
+            self._pool = pool
+            self._modules.clear()
+            self._own_modules.clear()
+        reloaded = self._modules.modules_to_reload()
+        if reloaded:  # the workers' objects are instances of classes of the old modules
+            self._registry.forget(self._registry.shared_names())
+        return reloaded
+
+    def _describe_differences(
+        self, cell: Cell, resolved: Resolved, needed: list[str], codes: list[CodeType], sent_paths: list[str]
+    ) -> list[str]:
+        """Return lines about values that are not the same on the workers: sets, caches, open files, hashes."""
+        self._set_order.record_sent(map(root_name, sent_paths), self.namespace)
+        lines = self._set_order.describe(cell.tree, needed)
+        lines += _describe_caches(sent_paths, self.namespace)
+        lines += [] if resolved.config.bring_back else _describe_files(needed, self.namespace)
+        if "hash" not in self.namespace and not has_fixed_hashes():
+            lines += describe_hashes(cell.tree, codes)
+        return lines
 
     def _contained_names(self, bound: Collection[str]) -> list[str]:
         """Return names that a cell binds whose values are also in the values of names that it does not bind."""
@@ -209,20 +220,20 @@ class NamespaceSession:
         self._has_lost_ranks = False
         seek_ends()
         self._modules.record(answer.reply.modules for answer in answers)
-        if any(not answer.reply.has_run for answer in answers):
-            self.record_undelivered(packed)  # the values could not be unpacked
+        if not all(answer.reply.has_run for answer in answers):
+            self.record_undelivered()  # the values could not be unpacked
+        self._unanswered = None
         for name in packed.unreturned_names:
             self._registry.record_worker_only(name, self.namespace)
 
-    def record_undelivered(self, packed: PackedCell) -> None:
-        """Record that a packed cell may not have arrived: its values are sent again."""
-        self._record_unsent(packed.sent_paths, packed.removed_names)
-
-    def _record_unsent(self, sent_paths: Iterable[str], removed_names: Iterable[str]) -> None:
-        self._registry.forget(map(root_name, sent_paths))
-        self._registry.record_outdated(removed_names)
-        self._environment.reset()
-        self._own_modules.clear()
+    def record_undelivered(self) -> None:
+        """Record that the last packed cell may not have arrived, if it has no answers: its values are sent again."""
+        packed, self._unanswered = self._unanswered, None
+        if packed is not None:
+            self._registry.forget(map(root_name, packed.sent_paths))
+            self._registry.record_outdated(packed.removed_names)
+            self._environment.reset()
+            self._own_modules.clear()
 
     def apply_answers(self, answers: Collection[RankAnswer], changed_names: set[str] | None = None) -> list[str]:
         """Apply the values and settings that rank 0 returned; return lines about values that were replaced or not sent.
@@ -327,16 +338,32 @@ def _describe_files(names: Iterable[str], namespace: Mapping[str, Any]) -> list[
     ]
 
 
+def _bodies_of(
+    request: RunRequest, payloads: Payloads, chosen: Collection[int], size: int
+) -> dict[int, dict[str, Any]]:
+    """Return the request by rank. If it has news, every rank receives them, so that all have the same afterwards."""
+    body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
+    ranks = range(size) if payloads or request.modules or request.reloaded or request.settings else chosen
+    return {rank: body if rank in chosen else idle_body for rank in ranks}
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise PoolError("the notebook's folder was deleted: change to another one by %cd, as in `%cd ~`") from None
+
+
 def _request_of(cell: Cell, names: CellNames, resolved: Resolved) -> RunRequest:
     """Return the request to run a cell, without the values and changes that a session keeps."""
     is_call = cell.call is not None
     return RunRequest(
         source=cell.source,
         config=resolved.to_json(),
-        cwd=os.getcwd(),
+        cwd=_current_folder(),
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
         shell_name="" if (shell := get_ipython()) is None else type(shell).__name__,
-        compiler_flags=compiler_flags(cell.tree),
+        compiler_flags=compiler_flags(cell.tree) | cell.flags,
         execution_count=cell.execution_count,
         bound=tuple(names.bound),
         is_plain=not names.is_explicit and not is_call,

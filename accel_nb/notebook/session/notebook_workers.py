@@ -70,7 +70,7 @@ class NotebookWorkers:
     def poll(self) -> None:
         """Process events of the workers, such as deaths, without waiting."""
         if self.pool is not None:
-            self.pool.replace_dead()
+            self._replace_dead(self.pool)
         elif self._engine is not None:
             self._engine.refresh()
 
@@ -89,13 +89,8 @@ class NotebookWorkers:
         if self._engine is not None and self._options != options:
             self.stop()
         if self.pool is not None:
-            try:
-                has_replaced = self.pool.specs == tuple(specs) and self.pool.replace_dead()
-            except BaseException:  # an interrupt while ranks were replaced: partly started workers cannot be used
-                self.stop()
-                raise
-            if has_replaced:
-                self._on_lost()
+            if self.pool.specs == tuple(specs):
+                self._replace_dead(self.pool)
             if self.pool.specs != tuple(specs) or self.pool.state != "ready":
                 self.discard_pool()
         if self.pool is None:
@@ -121,13 +116,22 @@ class NotebookWorkers:
         """Return the pool, with dead workers replaced. Raises PoolError if none runs, or it has failed."""
         if self.pool is None:
             raise PoolError("no workers run; the first %%accelerate cell starts them")
-        if self.pool.replace_dead():
-            self._on_lost()
+        self._replace_dead(self.pool)
         if self.pool.state != "ready":
             raise PoolError(
                 "the workers failed; the next %%accelerate cell, or `%accelerate restart`, starts fresh ones"
             )
         return self.pool
+
+    def _replace_dead(self, pool: Pool) -> None:
+        """Replace workers that have died. An interrupt ends all of them, since partly started ones cannot be used."""
+        try:
+            has_replaced = pool.replace_dead()
+        except BaseException:
+            self.stop()
+            raise
+        if has_replaced:
+            self._on_lost()
 
     def discard_pool(self) -> None:
         """End the workers, and keep the engine."""

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from typing import Any
 
 from accel_nb.notebook.messages import SentModule
 from accel_nb.notebook.session.module_sync import FileStamp, is_installed, source_file_of, stamp_of
@@ -20,6 +19,7 @@ from accel_nb.notebook.session.module_sync import FileStamp, is_installed, sourc
 _MAX_FILES = 1000
 _MAX_BYTES = 10 * 2**20
 _SOURCE = ".py"
+_Present = tuple[int, str]
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class OwnModules:
     _imports: dict[str, tuple[FileStamp | None, list[str]]] = field(default_factory=dict)
     """By file its stamp, and the modules that it imports."""
     _left_out: set[str] = field(default_factory=set)
-    _of_others: dict[str, Any] = field(default_factory=dict)
-    """Imported modules that are not the user's, which the next cell need not look at again."""
+    _imported: list[str] = field(default_factory=list)
+    """The top-level names of the user's imported modules, and in `_imported_at` the modules of that time."""
+    _imported_at: _Present = (0, "")
     _by_hand: dict[str, str] = field(default_factory=dict)
-    """By name the files of modules that no import finds."""
-    _present: tuple[int, str] = (0, "")
-    """How many modules were imported at the last look at them, and the newest one."""
+    """By name the files of modules that no import finds, and in `_by_hand_at` the modules of that time."""
+    _by_hand_at: _Present = (0, "")
 
     def clear(self) -> None:
         """Record that workers have no modules of the notebook."""
@@ -75,22 +75,19 @@ class OwnModules:
 
         Code has loaded them by their specs, as PyTorch Geometric loads the files that it generates for a class.
         """
-        present = len(sys.modules), next(reversed(sys.modules))
-        if present != self._present:  # a look at each module takes milliseconds
-            self._present = present
+        if (present := _present_modules()) != self._by_hand_at:
+            self._by_hand_at = present
             files = {name: source_file_of(module) for name, module in list(sys.modules.items())}
             self._by_hand = {name: file for name, file in files.items() if file is not None and not _is_found(name)}
         sent = (self._read(name, file, is_package=_is_package(file)) for name, file in self._by_hand.items())
         return [module for module in sent if module is not None]
 
     def _imported_here(self) -> list[str]:
-        known, self._of_others, found = self._of_others, {}, list[str]()
-        for name, module in list(sys.modules.items()):
-            if known.get(name) is module or name == "__main__" or source_file_of(module) is None:
-                self._of_others[name] = module
-            else:
-                found.append(name.partition(".")[0])
-        return found
+        if (present := _present_modules()) != self._imported_at:
+            self._imported_at = present
+            files = {name: source_file_of(module) for name, module in list(sys.modules.items()) if name != "__main__"}
+            self._imported = [name.partition(".")[0] for name, file in files.items() if file is not None]
+        return self._imported
 
     def _read(self, name: str, file: str, *, is_package: bool) -> SentModule | None:
         """Return a module unless the workers have it in this version."""
@@ -117,6 +114,11 @@ class OwnModules:
             found = []
         self._imports[file] = stamp, found
         return found
+
+
+def _present_modules() -> _Present:
+    """Return how many modules are imported and the newest one, since a look at each of them takes milliseconds."""
+    return len(sys.modules), next(reversed(sys.modules))
 
 
 def _is_found(name: str) -> bool:

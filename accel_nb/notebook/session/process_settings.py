@@ -134,6 +134,10 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         "log_levels": dict.fromkeys(before.get("log_levels", ()), 0) | _log_levels(),
         "log_flags": dict.fromkeys(before.get("log_flags", ()), _USUAL_FLAGS) | _log_flags(),
     }
+    if (shell := get_ipython()) is not None:
+        found["shown_values"] = shell.ast_node_interactivity
+    if (inline := sys.modules.get("matplotlib_inline.config")) is not None and inline.InlineBackend.initialized():
+        found["figure_formats"] = _read_figure_formats(inline.InlineBackend.instance())
     if (numpy := sys.modules.get("numpy")) is not None:
         options = numpy.get_printoptions()
         found["numpy_print"] = {name: options[name] for name in _NUMPY_PRINT}
@@ -154,7 +158,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_sharing"] = torch.multiprocessing.get_sharing_strategy()
         if (kind := _default_device(torch)) is not None:
             found["torch_device"] = kind
-        found["torch_hub"] = torch.hub.get_dir()
+        found["torch_hub"] = torch.hub._hub_dir  # None as long as the environment variable TORCH_HOME applies
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
         if (colormap := _read_colormap(matplotlib)) is not None:
             found["plot_colormap"] = colormap
@@ -238,6 +242,26 @@ def _read_plot_backend(matplotlib: Any) -> str:
     """
     backend = dict.get(matplotlib.rcParams, "backend")  # reading it otherwise would choose one
     return backend if isinstance(backend, str) and backend.lower() in _FILE_BACKENDS else _INLINE_BACKEND
+
+
+def _read_figure_formats(backend: Any) -> list[Any]:
+    """Return the settings of `%config InlineBackend`: formats, arguments to print figures, whether these are closed."""
+    arguments = {name: value for name, value in backend.print_figure_kwargs.items() if isinstance(value, _PLAIN)}
+    return [sorted(backend.figure_formats), arguments, backend.close_figures]
+
+
+def _set_figure_formats(values: list[Any]) -> None:
+    backend = importlib.import_module("matplotlib_inline.config").InlineBackend.instance(parent=get_ipython())
+    if _read_figure_formats(backend) != values:
+        formats, arguments, closes = values
+        backend.print_figure_kwargs = backend.print_figure_kwargs | arguments
+        backend.figure_formats, backend.close_figures = set(formats), closes
+
+
+def _set_shown_values(which: str) -> None:
+    """Set which values of a cell are shown: that of the last expression, or all, for example."""
+    if (shell := get_ipython()) is not None:
+        shell.ast_node_interactivity = which
 
 
 def _read_pandas(pandas: Any, before: Iterable[str]) -> dict[str, Any]:
@@ -354,14 +378,29 @@ def _filter_to_json(entry: Any) -> list[Any] | None:
 def _set_warnings(entries: list[list[Any]]) -> None:
     filters: list[Any] = []
     for action, message, module, name, source, line in entries:
-        category = getattr(sys.modules.get(module), name, None)
-        if isinstance(category, type):
-            patterns = [re.compile(*item) if isinstance(item, list) else item for item in (message, source)]
-            filters.append((action, patterns[0], category, patterns[1], line))
+        patterns = [re.compile(*item) if isinstance(item, list) else item for item in (message, source)]
+        filters.append((action, patterns[0], _find_category(module, name), patterns[1], line))
     own = [entry for entry in warnings.filters if _filter_to_json(entry) is None]
     warnings.filters[:] = [*own, *filters]  # type: ignore[index]
     with warnings.catch_warnings():  # which invalidates the cache of shown warnings
         pass
+
+
+def _find_category(module: str, name: str) -> type[Warning]:
+    """Return a class of warnings; one that stands for it if this process does not have it, or not yet."""
+    parts = name.split(".")
+    found: Any = functools.reduce(lambda owner, part: getattr(owner, part, None), parts, sys.modules.get(module))
+    if isinstance(found, type):
+        return found
+    return _CategoryByName(parts[-1], (Warning,), {"__module__": module, "__qualname__": name})
+
+
+class _CategoryByName(type):
+    """The metaclass of a class of warnings that stands for the one of the same name, in filters of `warnings`."""
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        names = [(base.__module__, base.__qualname__) for base in kind.__mro__]
+        return (cls.__module__, cls.__qualname__) in names
 
 
 def _log_flags() -> dict[str, list[bool]]:
@@ -525,7 +564,9 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch_attention": _set_attention,
     "torch_sharing": lambda value: _torch().multiprocessing.set_sharing_strategy(value),
     "torch_device": _set_default_device,
-    "torch_hub": lambda value: _torch().hub.set_dir(value),
+    "torch_hub": lambda value: setattr(_torch().hub, "_hub_dir", value),
+    "shown_values": _set_shown_values,
+    "figure_formats": _set_figure_formats,
     "plots_at_once": lambda value: importlib.import_module("matplotlib").interactive(value),
     "plot_backend": _set_plot_backend,
     "pandas": _set_pandas,

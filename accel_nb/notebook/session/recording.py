@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 
 from accel_nb.config import Resolved, flags_to_line
+from accel_nb.errors import error_text
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runs import RunRegistry
 from accel_nb.runs.facts import environment_facts
@@ -34,7 +34,7 @@ def end_of_run(state: PanelState, duration_s: float, error: BaseException | None
         duration_s,
         state.ranks.num_steps,
         metrics,
-        None if error is None else f"{type(error).__name__}: {_text_of(error)}"[:2000],
+        None if error is None else f"{type(error).__name__}: {error_text(error)}"[:2000],
     )
 
 
@@ -91,11 +91,6 @@ def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]
         steps, values = table.downsampled(MAX_POINTS)[:2].tolist()
         for step, value in zip([*steps, table.columns[0][-1]], [*values, table.columns[1][-1]], strict=True):
             yield int(step), {name: value if math.isfinite(value) else repr(value)}
-
-
-def _text_of(error: BaseException) -> str:
-    """Return the text of an error, or a placeholder if its ``__str__`` raises."""
-    return str(traceback.TracebackException(type(error), error, None))
 
 
 def _metric_name(state: PanelState, name: str) -> str:

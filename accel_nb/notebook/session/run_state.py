@@ -28,6 +28,8 @@ class Cell:
     tree: ast.Module
     execution_count: int
     call: FunctionCall | None = None
+    flags: int = 0
+    """Compiler flags of the scripts in it, in addition to those of its own code."""
 
 
 @dataclass(slots=True)

@@ -177,6 +177,7 @@ class Session:
             def execute(output: RequestListener) -> tuple[list[RankAnswer], Reason | None]:
                 with claimed:
                     answers, reason, _ = self._execute(packed, running, output, saves=saves)
+                    running.closing_lines.extend(_describe_answers(answers))
                     return answers, reason
 
             self.background = BackgroundRun(
@@ -208,13 +209,16 @@ class Session:
         if background is None or background.is_running or background.are_results_applied:
             return
         background.join()
-        background.are_results_applied = True
         if self._termination is not None:
             self._termination.release()
             self._termination = None
         with count_interrupts(), self.namespace_lock:
-            lines = apply_results(background, self.namespace_session)
-        self._reset_if_worker_died(background.answers)
+            background.are_results_applied = True
+            try:
+                lines = apply_results(background, self.namespace_session)
+            finally:
+                background.values_at_start = {}  # which would keep what the notebook deletes in memory
+                self._reset_if_worker_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         for line in lines:
             print(line)
@@ -275,19 +279,11 @@ class Session:
         try:
             packed = self._pack(cell, running, resolved, specs)
             saves = resolved.config.checkpoint.dir is not None
-            answers, reason, has_sigterm = self._execute(packed, running, running.output, saves=saves)
-            answers, results = split_results(answers)
-            if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
-                answers = without_returns(answers)
+            # An interrupt after the request would leave partly copied weights, or old values, in the notebook.
+            with count_interrupts():
+                answers, reason, has_sigterm = self._execute(packed, running, running.output, saves=saves)
+                answers, returned = self._apply(running, answers, is_last_try=is_last_try)
             error = self._determine_error(running, answers, reason)
-            try:
-                # An interrupt here would leave partly copied weights in the notebook.
-                with count_interrupts(), self.namespace_lock:
-                    running.closing_lines += self.namespace_session.apply_answers(answers)
-                    returned = [read_result(results[rank], self.namespace) for rank in sorted(results)]
-            finally:
-                close_all(results.values())
-            self._reset_if_worker_died(answers)
             status = status_of(error)
         finally:
             running.finish(status)
@@ -301,15 +297,28 @@ class Session:
             raise error  # %debug stops here: the frames of the workers are in the traceback only
         return returned
 
+    def _apply(
+        self, running: CellRun, answers: list[RankAnswer], *, is_last_try: bool
+    ) -> tuple[list[RankAnswer], list[Any]]:
+        """Apply what the ranks returned to the notebook; return the answers, and the results of a call by rank."""
+        answers, results = split_results(answers)
+        if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
+            answers = without_returns(answers)
+        running.closing_lines += _describe_answers(answers)
+        try:
+            with self.namespace_lock:
+                running.closing_lines += self.namespace_session.apply_answers(answers)
+                return answers, [read_result(results[rank], self.namespace) for rank in sorted(results)]
+        finally:
+            close_all(results.values())
+            self._reset_if_worker_died(answers)
+
     def _determine_error(
         self, running: CellRun, answers: list[RankAnswer], reason: Reason | None
     ) -> BaseException | None:
-        """Add the ranks' closing lines to the output, and return the error that the cell raises, if any."""
+        """Return the error that a cell raises, if any."""
         from accel_nb.notebook.session.post_mortem import describe_out_of_memory  # imports memory forecasts
 
-        for answer in answers:
-            running.closing_lines += answer.reply.lines
-        running.closing_lines += describe_divergence(answers)
         return error_from_answers(
             answers,
             reason,
@@ -467,7 +476,7 @@ class Session:
             self.namespace_session.record_answers(packed, outcome.answers)
             return outcome._replace(answers=[answer for answer in outcome.answers if not answer.reply.was_idle])
         except BaseException:
-            self.namespace_session.record_undelivered(packed)
+            self.namespace_session.record_undelivered()
             raise
         finally:
             close_all(packed.payloads.values())
@@ -492,6 +501,11 @@ def _describe_busy(background: BackgroundRun) -> str:
         f"the workers are busy: {background.status()}. `%accelerate wait` waits for it, "
         "`%accelerate stop --after-step` ends it after the step, `%accelerate interrupt` at once"
     )
+
+
+def _describe_answers(answers: Sequence[RankAnswer]) -> list[str]:
+    """Return the lines to show below the output: those of the ranks, and one if their weights have diverged."""
+    return [line for answer in answers for line in answer.reply.lines] + describe_divergence(answers)
 
 
 def _report_end(running: CellRun, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:

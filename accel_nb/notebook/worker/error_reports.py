@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import base64
-import os
 import sys
 from typing import Any
 
-import IPython
-
-from accel_nb.errors import AccelNbError
+from accel_nb.errors import AccelNbError, error_text
 from accel_nb.notebook.messages import ErrorReport
-from accel_nb.notebook.worker.shell import PACKAGE_FOLDER, drop_frames, insert_omission_note, shortened_tracebacks
+from accel_nb.notebook.worker.shell import (
+    IPYTHON_FOLDER,
+    PACKAGE_FOLDER,
+    drop_frames,
+    insert_omission_note,
+    shortened_tracebacks,
+)
 from accel_nb.pool.sync.stream import pickling
 
-_IPYTHON = os.path.dirname(IPython.__file__) + os.sep
 _LARGE_BYTES = 1_000_000
 
 
@@ -25,7 +27,7 @@ def format_traceback(error: BaseException, formatter: Any) -> list[str]:
     """
     if isinstance(error, AccelNbError):
         return error._render_traceback_()
-    shown = drop_frames(error.__traceback__, (PACKAGE_FOLDER, _IPYTHON))
+    shown = drop_frames(error.__traceback__, (PACKAGE_FOLDER, IPYTHON_FOLDER))
     with shortened_tracebacks(error, shown or error.__traceback__) as (shown, num_left_out):
         # By default (tb_offset) it drops the outermost frame.
         lines = list(formatter.structured_traceback(type(error), error, shown, tb_offset=0))
@@ -40,7 +42,7 @@ def make_error_report(error: BaseException, lines: list[str], namespace: dict[st
         pickled = base64.b64encode(stream).decode() if not buffers and len(stream) < _LARGE_BYTES else None
     except Exception:  # an error that cannot be pickled is reported by type, message and traceback
         pickled = None
-    return ErrorReport(type(error).__qualname__, type(error).__module__, str(error), tuple(lines), pickled)
+    return ErrorReport(type(error).__qualname__, type(error).__module__, error_text(error), tuple(lines), pickled)
 
 
 def describe_exit(error: SystemExit) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.memory import memory_map, post_mortem
@@ -25,13 +25,13 @@ from accel_nb.accelerator.training.run_control import (
     describe_value,
 )
 from accel_nb.config import Resolved, resolve, using_layers
-from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
+from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError, error_text
 from accel_nb.notebook.cells.call import RESULT, pack_result
 from accel_nb.notebook.cells.cell_analysis import names_in_code
+from accel_nb.notebook.cells.future_imports import FUTURE_FLAGS
 from accel_nb.notebook.cells.outputs import OUTPUT_NAME, bind_output
 from accel_nb.notebook.cells.user_names import ACCELERATOR_NAME, is_reserved
 from accel_nb.notebook.messages import CallRequest, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
-from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
 from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.log_handlers import send_records
 from accel_nb.notebook.session.module_sync import WorkerModules
@@ -62,6 +62,8 @@ from accel_nb.runtime.process.typed_records import build_record
 from accel_nb.telemetry.actions import read_action
 from accel_nb.telemetry.events import current_sink
 from accel_nb.telemetry.out_of_memory import OutOfMemoryReport
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class CellProgram:
@@ -212,7 +214,7 @@ class CellProgram:
         if error is not None:
             lines = (
                 format_traceback(error, self._shell.InteractiveTB)
-                if isinstance(error, AccelNbError)
+                if isinstance(error, AccelNbError | KeyboardInterrupt)  # of which the shell stores none
                 else self._shell.structured_traceback
             )
             if (hint := explain_error(error, self._accelerators.last_share)) is not None:
@@ -311,36 +313,57 @@ class CellProgram:
 
     def _execute(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell, or the call, and return the error that it raised, or None."""
-        shell = self._shell
         call = request.call
         self._accelerators.reset_share()
         with ExitStack() as stack:
             stack.callback(close_event_writers)
-            transformers: list[ast.NodeTransformer] = []
+            self._shell.ast_transformers = []
             if not request.is_empty and (request.uses_accelerator or call is None):
-                transformers = self._open_accelerator(request, resolved, stack)
+                self._shell.ast_transformers = self._open_accelerator(request, resolved, stack)
             if not request.is_empty:
                 self._accelerators.make_rng_equal(request, resolved.config.seed)
-            if call is not None:
-                return self._run_call(call)
-            shell.ast_transformers = transformers
-            shell.cell_text = request.source
-            shell.compile.flags = shell.compile.flags & ~FUTURE_FLAGS | request.compiler_flags
-            shell.execution_count = request.execution_count
-            with self._worker.interruptible():
-                result = shell.run_cell(request.source, store_history=False)
-                bind_output(self._namespace, result.result)
-                if result.success:
-                    for known in self._accelerators.open() if not request.is_partial else ():
-                        known.keep_gradients()
-                    self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
-        error = result.error_before_exec or result.error_in_exec
-        if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
+            error = self._run_source(request) if call is None else self._run_call(call)
+            try:
+                stack.close()
+            except Exception as problem:  # what the cell has trained is returned even so
+                if error is not None:
+                    self._lines.append(f"after the error, {type(problem).__name__}: {error_text(problem)}")
+                error = error or self._keep_traceback(problem)
+        if call is None and isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
             self._lines += [line for known in self._accelerators.open() for line in known.end_interrupted_run()]
+        return error
+
+    def _run_source(self, request: RunRequest) -> BaseException | None:
+        """Run the cell's source in the shell, and return the error that it or its end raised, or None."""
+        shell = self._shell
+        shell.cell_text = request.source
+        shell.compile.flags = shell.compile.flags & ~FUTURE_FLAGS | request.compiler_flags
+        shell.execution_count = request.execution_count
+        with self._worker.interruptible():
+            result = shell.run_cell(request.source, store_history=False)
+            bind_output(self._namespace, result.result)
+            error = result.error_before_exec or result.error_in_exec
+            if error is None:
+                return self._end_run(is_partial=request.is_partial)
         if isinstance(error, SystemExit):
             message = describe_exit(error)
             shell.structured_traceback = [f"RuntimeError: {message}"]
             return RuntimeError(message)
+        return error
+
+    def _end_run(self, *, is_partial: bool) -> Exception | None:
+        """Complete gradients and saves at the end of a cell; return the error that this raised, or None."""
+        try:
+            for known in self._accelerators.open() if not is_partial else ():
+                known.keep_gradients()
+            self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
+        except Exception as problem:  # a full disk, for example
+            return self._keep_traceback(problem)
+        return None
+
+    def _keep_traceback(self, error: _Error) -> _Error:
+        """Store the traceback of an error that the shell has not handled, and return the error."""
+        self._shell.structured_traceback = format_traceback(error, self._shell.InteractiveTB)
         return error
 
     def _open_accelerator(self, request: RunRequest, resolved: Resolved, stack: ExitStack) -> list[ast.NodeTransformer]:
@@ -371,7 +394,9 @@ class CellProgram:
             cells.run_cell(
                 may_depend_on_rank=request.may_depend_on_rank,
                 is_partial=request.is_partial,
+                first_rank=request.first_rank,
                 entropy=request.entropy,
+                namespace=self._namespace,
                 at_end=close_event_writers,
             )
         )
@@ -388,8 +413,7 @@ class CellProgram:
             with self._worker.interruptible():
                 saved = [line for known in self._accelerators.open() for line in known.end_run()]
         except BaseException as error:
-            self._shell.structured_traceback = format_traceback(error, self._shell.InteractiveTB)
-            return error
+            return self._keep_traceback(error)
         self._lines += [line, *saved]
         return None
 
@@ -427,8 +451,7 @@ class CellProgram:
             error = raised
         else:
             return None
-        self._shell.structured_traceback = format_traceback(error, self._shell.InteractiveTB)
-        return error
+        return self._keep_traceback(error)
 
     def _pull(self, request: PullRequest) -> TaskResult:
         missing = [name for name in request.names if name not in self._namespace]

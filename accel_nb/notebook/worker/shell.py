@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import getpass
 import io
 import linecache
 import os
 import sys
 import tokenize
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import IPython
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -23,11 +26,13 @@ from traitlets import Type
 from traitlets.config import Config
 
 import accel_nb
+from accel_nb.errors import GROUPS
 from accel_nb.notebook.session.process_settings import EXIT_WARNING
 from accel_nb.notebook.worker import widget_comms
 
 PACKAGE_FOLDER = os.path.dirname(accel_nb.__file__) + os.sep
 """The folder of this package."""
+IPYTHON_FOLDER = os.path.dirname(IPython.__file__) + os.sep
 
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
@@ -79,7 +84,8 @@ class WorkerDisplayHook(DisplayHook):
         if result is None or self.quiet():
             return
         data, metadata = self.compute_format_data(result)
-        self.show("result", _json_ready({"data": data, "metadata": metadata}))
+        if data:  # else the value has displayed itself
+            self.show("result", _json_ready({"data": data, "metadata": metadata}))
         self.fill_exec_result(result)
 
     def quiet(self) -> bool:
@@ -158,7 +164,11 @@ class WorkerShell(InteractiveShell):
         with shortened_tracebacks(error, shown) as (shown, num_left_out):
             self._is_formatting = True
             try:
-                super().showtraceback((kind, error, shown), *args, **options)
+                if _has_group(error):  # IPython prints these
+                    own = drop_frames(shown, IPYTHON_FOLDER)
+                    self.structured_traceback = "".join(traceback.format_exception(kind, error, own)).splitlines()
+                else:
+                    super().showtraceback((kind, error, shown), *args, **options)
             finally:
                 self._is_formatting = False
         insert_omission_note(self.structured_traceback, num_left_out)
@@ -166,6 +176,10 @@ class WorkerShell(InteractiveShell):
             print("\n".join(self.structured_traceback), file=sys.__stderr__)
         elif not options.get("running_compiled_code"):
             print("\n".join(self.structured_traceback), file=sys.stderr)
+
+    def show_usage_error(self, exc: BaseException) -> None:
+        """Store the message about a wrong use of a magic, which the notebook's shell shows."""
+        self.structured_traceback = [f"UsageError: {exc}"]
 
     def get_exception_only(self, exc_tuple: Any = None) -> str:
         """Return the exception as text; raise an interrupt that arrived while a traceback was being formatted.
@@ -253,6 +267,11 @@ def _error_chain(error: BaseException) -> list[BaseException]:
     return found
 
 
+def _has_group(error: BaseException | None) -> bool:
+    """Return whether an error or one that it followed is a group of errors, which Python has since 3.11."""
+    return error is not None and (isinstance(error, GROUPS) or _has_group(error.__context__))
+
+
 def _shorten(trace: types.TracebackType | None) -> tuple[types.TracebackType | None, int]:
     """Return a traceback, reduced to its first and last frames if it has many, and the number of omitted frames."""
     places: list[types.TracebackType] = []
@@ -301,16 +320,17 @@ def get_worker_shell(show: SendDisplay) -> WorkerShell:
     script: Any = shell.find_cell_magic("script")
     shell.magics_manager.register_function(lambda line, cell: script.__self__.shebang(line, cell), "cell", "script")
     sys.__dict__.pop("ps1", None)  # libraries then assume an interactive session, and some refuse to train
-    builtins.input = _no_input
+    builtins.input = getpass.getpass = _no_input
     widget_comms.install()
     warnings.filterwarnings("ignore", message=EXIT_WARNING, module="IPython")
     return shell
 
 
-def _no_input(prompt: object = "") -> str:
+def _no_input(prompt: object = "", stream: object = None, **_: object) -> str:
     raise RuntimeError(
-        "input() does not work on a worker, and neither do debuggers, since every rank would wait for an answer. "
-        "Call it in a normal cell and use the result here by its name; debug with the cell's magic commented out."
+        "input() does not work on a worker, and neither do getpass() and debuggers, since every rank would wait for an "
+        "answer. Call it in a normal cell and use the result here by its name; debug with the cell's magic commented "
+        "out."
     )
 
 

@@ -232,15 +232,19 @@ class LocalEngine:
             self._fork(rank)
 
     def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
-        """Send a record to a rank; return False if the rank has ended."""
+        """Send a record to a rank; return False if the rank has ended.
+
+        An urgent record is dropped if the rank has not read those of the last minutes: it may be stopped for ever.
+        """
         link = self._links.get(rank)
         if link is None:
             return False
         try:
-            send_record(link.monitor if urgent else link.control, record, payloads)
+            with suppress(BlockingIOError):
+                send_record(link.monitor if urgent else link.control, record, payloads, waits=not urgent)
             if isinstance(record, QueryPosition) and record.from_outside:
                 self._send_to_zygote(TraceStack(rank))
-        except (OSError, PoolError):
+        except (ConnectionError, PoolError):
             return False
         return True
 

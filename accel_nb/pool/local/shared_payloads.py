@@ -178,10 +178,10 @@ class SharedPayloads:
         return SharedRegion.create(num_bytes)
 
 
-def send_record(channel: Channel, record: object, payloads: Payloads) -> None:
+def send_record(channel: Channel, record: object, payloads: Payloads, *, waits: bool = True) -> None:
     """Send a record with its payloads, which the caller closes.
 
-    Raises OSError if the other process has closed the channel, and TypeError for a payload of another engine.
+    Raise the errors of `Channel.send`, and TypeError for a payload of another engine.
     """
     message, descriptors = encode(record), []
     if payloads:
@@ -192,7 +192,7 @@ def send_record(channel: Channel, record: object, payloads: Payloads) -> None:
             tables[name] = payload.table()
             descriptors.append(payload.descriptor)
         message["payloads"] = tables
-    channel.send(message, descriptors)
+    channel.send(message, descriptors, waits=waits)
 
 
 def receive_record(channel: Channel) -> tuple[Any, dict[str, Payload]]:

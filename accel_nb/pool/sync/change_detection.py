@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,14 +27,21 @@ from accel_nb.pool.sync.objects.object_kinds import (
 )
 from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects, optimizer_parts
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
-from accel_nb.pool.sync.objects.user_attributes import attribute_owners, tensor_attributes, user_attributes
+from accel_nb.pool.sync.objects.user_attributes import (
+    attribute_owners,
+    can_set_forward,
+    tensor_attributes,
+    user_attributes,
+)
 from accel_nb.pool.sync.objects.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
+    group_parameters,
     group_sizes,
     hyperparameters,
     keyed_values,
     own_values,
+    state_numbers,
     state_tensors,
 )
 from accel_nb.pool.sync.stream.pickling import copyable_values, digest
@@ -81,7 +89,7 @@ class AttributesContent:
 
 
 TensorSums = tuple[int, ...]
-"""The sums of the bits of some tensors, two for each: of whole 32-bit words, and of the bytes after these."""
+"""Sums of the bits of some tensors, two for each: of whole 64-bit words, and of the bytes after these."""
 
 
 class Deleted:
@@ -108,10 +116,13 @@ def fingerprint_of(
         return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
         groups = digest(hyperparameters(value), namespace=namespace, shared={})
+        numbers = digest(state_numbers(value), namespace=namespace, shared={})
         attributes = digest((own_values(value, namespace, refs), keyed_values(value)), namespace=namespace, shared=refs)
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
         tensors = tensor_fingerprints(state_tensors(value))
-        content = OptimizerContent(tensors, groups, attributes, hooks, methods, optimizer_parts(value))
+        content = OptimizerContent(
+            tensors, numbers, group_parameters(value), groups, attributes, hooks, methods, optimizer_parts(value)
+        )
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=refs))
@@ -167,7 +178,7 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     """Return a fingerprint of the content of tensors.
 
     Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without increasing
-    them. The sum of the bits is cheap, but equal after a permutation; ``exact`` computes a checksum instead.
+    them. Sums of the bits are cheap; ``exact`` computes a checksum instead.
     """
     tensors = list(tensors)
     content = map(_checksum, tensors) if exact else tensor_sums(tensors)
@@ -182,16 +193,63 @@ def tensor_sums(tensors: Iterable[Any]) -> TensorSums:
     by_device: dict[Any, tuple[list[int], list[Any]]] = {}
     for tensor in tensors:
         if (flat := _flat_bytes(tensor)) is not None:
-            positions, sums = by_device.setdefault(flat.device, ([], []))
-            whole = flat[: flat.numel() // 4 * 4]
-            positions += (len(found), len(found) + 1)
-            sums.append(whole.view(torch.int32).sum(dtype=torch.int32))
-            sums.append(flat[whole.numel() :].sum(dtype=torch.int32))
+            positions, parts = by_device.setdefault(flat.device, ([], []))
+            num_whole = flat.numel() // _WORD * _WORD
+            if num_whole:
+                positions.append(len(found))
+                parts.append(flat[:num_whole].view(torch.int64))
+            if num_whole < flat.numel():
+                positions.append(len(found) + 1)
+                parts.append(flat[num_whole:].long())
         found += (0, 0)
-    for positions, sums in by_device.values():
-        for position, value in zip(positions, torch.stack(sums).tolist(), strict=True):  # one read of each device
+    for positions, parts in by_device.values():
+        for position, value in zip(positions, _weighted_sums(parts).tolist(), strict=True):  # one read of each device
             found[position] = value
     return tuple(found)
+
+
+_WORD = 8
+"""The bytes of a word: memory is read at full speed in words of 64 bits."""
+_NUM_WEIGHTS = 2**12
+_BLOCK = 61
+"""The words of a block: a prime, so that blocks end within the rows of a matrix, whichever columns change places."""
+
+
+def _weighted_sums(parts: list[Any]) -> Any:
+    """Return for each part the sum of its words, each times a weight by its position.
+
+    It changes if rows of a matrix change places. Of many words, the sums of blocks have weights: to multiply each word
+    takes three times as long. All parts are added together: an operation takes longer than the sum of a small tensor.
+    """
+    import torch
+
+    short = [_sums_of_blocks(words) for words in parts]
+    sizes = [words.numel() for words in short]
+    weights = _weights(short[0].device)
+    weighted = torch.cat(short) * torch.cat([weights[:size] for size in sizes])
+    ends = torch.tensor(sizes, device=weighted.device).cumsum(0)
+    totals = weighted.cumsum(0)[ends - 1]
+    return totals.diff(prepend=totals.new_zeros(1))
+
+
+def _sums_of_blocks(words: Any) -> Any:
+    """Return at most as many words as there are weights: those of a small tensor, or sums of blocks of a large one."""
+    import torch
+
+    while words.numel() > _NUM_WEIGHTS:
+        blocks = words[: words.numel() // _BLOCK * _BLOCK]
+        words = torch.cat([blocks.view(-1, _BLOCK).sum(1), words[blocks.numel() :]])
+    return words
+
+
+@functools.cache
+def _weights(device: Any) -> Any:
+    """Return the weights: the same in all processes, and random, since words often differ by powers of two only."""
+    import torch
+
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    limits, size = (-(2**31), 2**31), (_NUM_WEIGHTS,)
+    return torch.randint(*limits, size, generator=generator, dtype=torch.int64, device="cpu").to(device)
 
 
 def _versions(tensors: Iterable[Any]) -> tuple[Any, ...]:
@@ -211,7 +269,7 @@ def _checksum(tensor: Any) -> Any:
 
 
 def _flat_bytes(tensor: Any) -> Any:
-    """Return the bytes of a tensor, or of this rank's shard; None if it has none, or not in strides."""
+    """Return the bytes of a tensor, or of this rank's shard, from a whole word on; None if it has none in strides."""
     import torch
 
     data = local_shard(tensor).detach()
@@ -219,7 +277,8 @@ def _flat_bytes(tensor: Any) -> Any:
         return None
     if data.is_complex():
         data = torch.view_as_real(data.resolve_conj())
-    return data.resolve_neg().contiguous().view(-1).view(torch.uint8)
+    flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
+    return flat.clone() if flat.storage_offset() % _WORD else flat
 
 
 def module_structure(module: Any) -> tuple[Any, ...]:
@@ -307,6 +366,8 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
     for path, own in attributes.items():
         held = vars(owners[path])
         for name, value in own.items():
+            if name == "forward" and is_module(owners[path]) and not can_set_forward(owners[path]):
+                continue  # with another one, a model that an engine has prepared is sent whole
             if value is Deleted:
                 held.pop(name, None)
             else:
@@ -348,7 +409,7 @@ def set_module_state(module: Any, state: Mapping[str, Any], *, is_borrowed: bool
                 if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
                     tensor.grad, tensor.data = None, (value.clone() if is_borrowed else value).to(tensor.device)
                 fill_tensor(tensor, value)
-            if tensor.is_leaf and tensor.is_floating_point():
+            if tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
         part.training = path not in evaluating

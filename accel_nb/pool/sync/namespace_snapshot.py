@@ -189,19 +189,35 @@ class NamespaceSnapshot:
             if found.kind[0] != "view" and (content is None or content[0] != found.kind):
                 del self.objects[path]
 
-    def changed_modules(self) -> list[str]:
-        """Return the paths of shared modules whose parts the cell has changed, which are then changed in place."""
-        found = []
-        for path, value in self.living().items():
-            before = self.objects[path].fingerprint
-            if not is_module(value) or before is None or root_name(path) not in self.shared:
-                continue
-            is_changed = module_structure(value) != before.kind and not is_state_sharded(value)
-            if is_changed and can_set_parts(
-                value, self.module_parts.shared_ids(self._with_other_names([path], self.bindings))
-            ):
-                found.append(path)
-        return found
+    def moved_modules(self) -> set[str]:
+        """Return the paths of shared modules with a part that was at another place before, there or in another one."""
+        return self.module_parts.find_moved(self._tracked_modules())
+
+    def changed_modules(self, moved: Collection[str]) -> list[str]:
+        """Return the paths of shared modules whose parts the cell has changed, which are then changed in place.
+
+        ``moved`` is the result of `moved_modules`.
+        """
+        return [
+            path
+            for path, value in self._tracked_modules().items()
+            if (path in moved or module_structure(value) != self._kind(path))
+            and not is_state_sharded(value)
+            and can_set_parts(value, self.module_parts.shared_ids(self._with_other_names([path], self.bindings)))
+        ]
+
+    def _tracked_modules(self) -> dict[str, Any]:
+        """Return by path the living shared modules that the cell may have changed."""
+        living = self.living().items()
+        return {
+            path: value
+            for path, value in living
+            if is_module(value) and self._kind(path) is not None and root_name(path) in self.shared
+        }
+
+    def _kind(self, path: str) -> Any:
+        fingerprint = self.objects[path].fingerprint
+        return None if fingerprint is None else fingerprint.kind
 
     def _with_other_names(self, changed: Collection[str], objects: Mapping[str, Any]) -> set[str]:
         """Return the paths of changed modules, and those of modules that the cell does not use and that share parts."""
@@ -235,16 +251,22 @@ def _has_memory(value: Any, referenced: Iterable[Any]) -> bool:
     )
 
 
+class _WeakReference(weakref.ref[Any]):
+    """A weak reference of a snapshot; one of the user's is a value itself."""
+
+    __slots__ = ()
+
+
 def _to_weak(value: Any) -> Any:
     """Return a weak reference to a value, or the value if its type does not support these."""
     try:
-        return weakref.ref(value)
+        return _WeakReference(value)
     except TypeError:
         return value
 
 
 def _resolve_weak(reference: Any) -> Any:
-    return latest(reference() if type(reference) is weakref.ref else reference)
+    return latest(reference() if type(reference) is _WeakReference else reference)
 
 
 def tracked_fingerprint(value: Any, namespace: Namespace, refs: SharedObjects) -> Fingerprint | None:

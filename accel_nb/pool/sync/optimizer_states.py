@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.contents.content_kinds import content_of, is_replaced_whole, set_attribute
+from accel_nb.pool.sync.objects.identities import Identities
 from accel_nb.pool.sync.objects.object_kinds import is_optimizer, is_tensor, is_training_object, parameters_of
 from accel_nb.pool.sync.objects.shared_ids import OptimizerParts, SharedId, state_parts
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
@@ -36,6 +37,10 @@ class OptimizerContent:
     """The fingerprints of an optimizer's parts that are sent separately."""
 
     tensors: tuple[Any, ...]
+    numbers: bytes
+    """That of the other values in the state, such as counts of steps."""
+    params: tuple[Identities, ...]
+    """The parameters of each group."""
     groups: bytes
     attributes: bytes
     hooks: tuple[HookId, ...]
@@ -55,10 +60,39 @@ def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
     ]
 
 
+def group_parameters(optimizer: Any) -> tuple[Identities, ...]:
+    """Return the parameters of each group of an optimizer, to find other ones in their place."""
+    return tuple(Identities(group["params"]) for group in optimizer.param_groups)
+
+
 def state_tensors(optimizer: Any) -> list[Any]:
-    """Return every tensor of an optimizer's state."""
-    own = [value for state in optimizer.state.values() for value in state.values() if is_tensor(value)]
+    """Return every tensor of an optimizer's state, of lists in it too, as the directions of LBFGS."""
+    own = [value for state in optimizer.state.values() for value in _leaves(state) if is_tensor(value)]
     return own + [tensor for _, item in inner_optimizers(optimizer) for tensor in state_tensors(item)]
+
+
+def state_numbers(optimizer: Any) -> list[Any]:
+    """Return the plain values of an optimizer's state with their places, such as a count of steps of a parameter."""
+    own = [
+        (number, place, value)
+        for number, state in enumerate(optimizer.state.values())
+        for place, value in enumerate(_leaves(state))
+        if isinstance(value, _PLAIN)
+    ]
+    return own + [state_numbers(item) for _, item in inner_optimizers(optimizer)]
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    """Yield the items of the dicts, lists and tuples in a state, with the keys of dicts that are text."""
+    if type(state) in _DICTS:
+        for key, value in state.items():
+            yield from (key,) if isinstance(key, str) else ()
+            yield from _leaves(value)
+    elif type(state) in (list, tuple):
+        for value in state:
+            yield from _leaves(value)
+    else:
+        yield state
 
 
 def optimizer_bytes(optimizer: Any) -> int:
@@ -72,25 +106,25 @@ def optimizer_state(
     refs: Mapping[int, SharedId],
     *,
     with_tensors: bool,
-    sizes_before: tuple[int, ...] | None = None,
     before: OptimizerContent | None = None,
 ) -> dict[str, Any]:
     """Return hyperparameters and attributes; if ``with_tensors`` also the state of the parameters.
 
-    ``sizes_before`` are the `group_sizes` of the other optimizer, which receives the parameters of other groups too.
-    ``before`` is the content that both have had; without it, hooks and replaced methods are left out.
+    ``before`` is the content that both have had: groups whose parameters are others now have these too. Without it,
+    parameters, hooks and replaced methods are left out.
     """
     with without_hooks(optimizer):
         kept = _read_state(optimizer) if with_tensors else None
     if kept is not None:
-        kept = {key: {name: _own_tensor(value) for name, value in values.items()} for key, values in kept.items()}
+        kept = {key: _map_values(_own_tensor, values) for key, values in kept.items()}
     inner = {
         name: optimizer_state(item, namespace, refs, with_tensors=with_tensors)
         for name, item in inner_optimizers(optimizer)
     }
-    known = group_sizes(optimizer) if sizes_before is None else sizes_before
+    now = group_parameters(optimizer)
+    known = now if before is None else before.params
     params = [
-        None if known[number : number + 1] == (len(group["params"]),) else group["params"]
+        None if known[number : number + 1] == now[number : number + 1] else group["params"]
         for number, group in enumerate(optimizer.param_groups)
     ]
     has_other_methods = before is not None and method_ids(optimizer) != before.methods
@@ -115,6 +149,11 @@ def _own_tensor(value: Any) -> Any:
     if not is_tensor(value):
         return value
     return OwnData(value if is_sharded(value) else value.detach())
+
+
+def _map_values(change: Callable[[Any], Any], values: Any) -> Any:
+    """Return the state of a parameter with its values changed; that of the whole optimizer may be a value itself."""
+    return {name: change(value) for name, value in values.items()} if isinstance(values, dict) else change(values)
 
 
 def _held_places(optimizer: Any, before: OptimizerContent) -> list[str]:
@@ -143,9 +182,10 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         parameters = parameters_of(optimizer)
         # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.
         _optimizer_class().__setstate__(optimizer, {})
+        own = {key: _map_values(data_of, values) for key, values in state["state"].items()}
         own = {
-            key: shard_state({name: data_of(value) for name, value in values.items()}, parameters[key])
-            for key, values in state["state"].items()
+            key: shard_state(values, parameters[key]) if type(key) is int and isinstance(values, dict) else values
+            for key, values in own.items()
         }
         with without_hooks(optimizer):
             _load_state(optimizer, own, state["held"])
@@ -157,16 +197,19 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         set_own_methods(optimizer, state["methods"])
 
 
-def _read_state(optimizer: Any) -> dict[Any, dict[str, Any]]:
-    """Return the state by the parameters' indices; of a wrapper whose state dict has another form, its own state."""
+def _read_state(optimizer: Any) -> dict[Any, Any]:
+    """Return the state by the parameters' indices, and that of the whole optimizer by its own keys.
+
+    Of a wrapper whose state dict has another form, it is the wrapper's own state.
+    """
     saved = optimizer.state_dict()
     if "state" in saved:
         return saved["state"]
-    indices = {value: number for number, value in enumerate(parameters_of(optimizer))}
-    return {indices[key]: values for key, values in optimizer.state.items()}
+    indices: dict[Any, Any] = {value: number for number, value in enumerate(parameters_of(optimizer))}
+    return {indices.get(key, key): values for key, values in optimizer.state.items()}
 
 
-def _load_state(optimizer: Any, state: Mapping[Any, dict[str, Any]], places: Collection[str]) -> None:
+def _load_state(optimizer: Any, state: Mapping[Any, Any], places: Collection[str]) -> None:
     """Load a state; the tensors at ``places``, to which a state dict of the user may refer, are changed in place."""
     groups, kept = optimizer.param_groups, optimizer.state
     held = {part[0]: tensor for part, tensor in state_parts(optimizer).items()}
@@ -174,7 +217,7 @@ def _load_state(optimizer: Any, state: Mapping[Any, dict[str, Any]], places: Col
     if "state" not in saved:
         parameters = parameters_of(optimizer)
         kept.clear()
-        kept.update({parameters[key]: values for key, values in state.items()})
+        kept.update({parameters[key] if type(key) is int else key: values for key, values in state.items()})
     else:
         optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
         if not _loads_state_itself(optimizer):

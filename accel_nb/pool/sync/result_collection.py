@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import gc
 import io
 import types
@@ -71,6 +70,7 @@ class ResultCollection:
         shared: the ids of the objects that the notebook has.
         hidden: returns True for names that are never returned.
         wanted: names whose values are returned whatever their size.
+        moved: the paths of modules with parts that were elsewhere before.
         lacking: the paths at which the notebook's objects lack a value that could not be copied.
         rng: generator states to return.
         returns_gradients: whether the gradients of models are returned.
@@ -84,6 +84,7 @@ class ResultCollection:
         *,
         hidden: Callable[[str, Any], bool],
         wanted: Collection[str],
+        moved: Collection[str],
         lacking: Collection[str],
         rng: Any,
         returns_gradients: bool,
@@ -106,6 +107,7 @@ class ResultCollection:
         self._shared = shared
         self._hidden = hidden
         self._wanted = wanted
+        self._moved = moved
         self._lacking = lacking
         self._trial = TrialPickler(namespace, shared)
 
@@ -134,7 +136,7 @@ class ResultCollection:
         if not (held.is_tracked or is_wanted) or (path == root and self._hidden(root, value)):
             return
         fingerprint = tracked_fingerprint(value, self.namespace, shared)
-        if fingerprint == held.fingerprint and not is_wanted:
+        if fingerprint == held.fingerprint and not is_wanted and path not in self._moved:
             return
         known = held.fingerprint if held.is_tracked else fingerprint
         if known and shared.has_moved(known.kind, value):
@@ -146,13 +148,17 @@ class ResultCollection:
         is_read = is_generator_iterator(value) or (fingerprint is None and is_iterator(value))
         if is_read and known and root in before.shared:
             self.kept[path] = WAS_READ
-        elif root in before.shared and fingerprint and known and (is_optimizer(value) or fingerprint.can_update(known)):
+        elif root in before.shared and fingerprint and known and self._can_update(path, value, fingerprint, known):
             self._add_update(path, value, fingerprint, known, is_wanted=is_wanted)
         elif before.is_bound(root, self.namespace.get(root)) and not (fingerprint is None and "@" in path):
             self._add_whole(root, self.namespace[root], is_wanted=is_wanted)
             is_replaced = path == root and not isinstance(value, type)  # the parts of a class refer to it
             if is_replaced and root in before.shared and root in self.delta.values:
                 self.replaced.append(root)
+
+    def _can_update(self, path: str, value: Any, now: Fingerprint, known: Fingerprint) -> bool:
+        """Return whether the receiver's object at a path, with the fingerprint ``known``, can be changed in place."""
+        return is_optimizer(value) or (now.can_update(known) and path not in self._moved)
 
     def finish(self, living: Mapping[str, Any]) -> SharedObjects:
         """Drop changes of objects that are returned whole; return the ids of the objects that are not returned whole.
@@ -225,7 +231,7 @@ class ResultCollection:
             if is_state_sharded(module) and not can_read_full():
                 self.deferred_weights.add(root_name(path))
                 self.kept[path] = "its weights are divided among the workers; they come back with the next cell"
-            elif any(is_sparse(tensor) for tensor in module_tensors(module).values()):
+            elif not all(map(_has_plain_bytes, module_tensors(module).values())):
                 delta.modules[path] = module_state(module)
             else:
                 sums = None if is_state_sharded(module) else content.weights[1]
@@ -242,7 +248,7 @@ class ResultCollection:
         fits = is_wanted or optimizer_bytes(optimizer) <= LARGE_BYTES
         fits = fits and (can_read_full() or not is_state_sharded(optimizer))
         self.delta.optimizers[path] = optimizer_state(
-            optimizer, self.namespace, self._shared, with_tensors=fits, sizes_before=known.kind, before=known.content
+            optimizer, self.namespace, self._shared, with_tensors=fits, before=known.content
         )
         if not fits:
             size = size_text(optimizer_bytes(optimizer))
@@ -344,9 +350,17 @@ def _copyable_part(value: Any, namespace: Namespace, shared: Mapping[int, Shared
     copyable, left_out = _split_attributes(attributes_of(value) or {}, namespace, shared)
     if not copyable:
         return None, {}
-    part = copyreg.__newobj__(type(value))  # type: ignore[attr-defined]
+    try:
+        part = object.__new__(type(value))  # ``__new__`` of the class may need arguments
+    except TypeError:  # it inherits from a class that is made by C code
+        return None, {}
     set_attributes(part, copyable)
     return part, left_out
+
+
+def _has_plain_bytes(tensor: Any) -> bool:
+    """Return whether the content of a tensor is a number of bytes for each element."""
+    return not (is_sparse(tensor) or tensor.is_meta or tensor.is_quantized)
 
 
 def _try_value(value: Any, trial: TrialPickler, limit: int | None) -> str | None:

@@ -149,7 +149,8 @@ class ResultSender:
         """
         wanted, self._deferred_weights = {*wanted, *self._deferred_weights}, set()
         before.forget_replaced()
-        living, restructured = before.living(), before.changed_modules()
+        living, moved = before.living(), before.moved_modules()
+        restructured = before.changed_modules(moved)
         shared = self._without_left_out(before.shared_ids(restructured), living)
         for name in before.shared.keys() & wanted - living.keys():
             living[name] = namespace.get(name)
@@ -159,6 +160,7 @@ class ResultSender:
             shared,
             hidden=hidden,
             wanted=wanted,
+            moved=moved,
             lacking=list(self._left_out),
             rng=rng,
             returns_gradients=returns_gradients,

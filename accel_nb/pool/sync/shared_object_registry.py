@@ -26,6 +26,7 @@ from accel_nb.pool.sync.change_detection import (
 from accel_nb.pool.sync.contents.content_kinds import content_of, is_replaced_whole
 from accel_nb.pool.sync.long_containers import ItemsContent, changed_contents, item_ids
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta
+from accel_nb.pool.sync.objects.identities import Identities
 from accel_nb.pool.sync.objects.module_gradients import gradient_state
 from accel_nb.pool.sync.objects.module_hooks import changed_module_hooks
 from accel_nb.pool.sync.objects.object_kinds import (
@@ -39,8 +40,9 @@ from accel_nb.pool.sync.objects.object_kinds import (
     is_training_object,
 )
 from accel_nb.pool.sync.objects.shared_ids import OUTDATED, OptimizerParts, SharedId, SharedObjects, shared_ids
+from accel_nb.pool.sync.objects.user_attributes import users_forward
 from accel_nb.pool.sync.objects.user_hooks import gradient_hooks, method_ids
-from accel_nb.pool.sync.optimizer_states import optimizer_state
+from accel_nb.pool.sync.optimizer_states import group_parameters, optimizer_state
 from accel_nb.pool.sync.paths.object_paths import is_below_training_object, referenced_objects, resolve_path, root_name
 from accel_nb.pool.sync.reductions.iterators import is_iterator
 from accel_nb.pool.sync.references import ReferenceRecorder
@@ -143,7 +145,8 @@ class SharedObjectRegistry:
 
         ``rng`` are generator states to send too. ``optional`` names that cannot be copied are left out, and removed
         on the workers. Raise ShippingError with each other name that cannot be copied, the reason, and what to do.
-        The caller owns the payload, and calls `record_sent` with the paths that it sends.
+        The caller owns the payload, and calls `record_sent` with the paths and `record_deleted` with the names that it
+        sends.
         """
         names = list(dict.fromkeys(names))
         outdated = self._outdated(namespace)
@@ -167,7 +170,6 @@ class SharedObjectRegistry:
                     raise ShippingError("\n".join(needed or error.problems.values())) from None
                 left_out |= error.problems
                 continue
-            self.record_deleted(delta.removed)
             return SerializedChanges(payload, delta.paths, left_out, delta.removed)
 
     def _write(
@@ -505,7 +507,8 @@ def _add_change(
         if fingerprint.content.hooks != before.content.hooks:
             delta.hooks[path] = changed_module_hooks(value, before.content.hooks)
     elif is_optimizer(value):
-        has_stepped = fingerprint.content.tensors != before.content.tensors
+        now, known = fingerprint.content, before.content
+        has_stepped = (now.tensors, now.numbers) != (known.tensors, known.numbers)
         delta.optimizers[path] = optimizer_state(
             value, namespace, shared, with_tensors=has_stepped, before=before.content
         )
@@ -527,14 +530,17 @@ def _fingerprint(
     fingerprint = fingerprint_of(value, namespace, shared, sums)
     if fingerprint is None:
         return fingerprint
-    # The workers have prepared their model or optimizer: one with other gradient hooks or methods is sent whole.
-    own = ()
+    # The workers have prepared their model or optimizer: one with other parts, gradient hooks or methods is sent whole.
     if is_module(value):
-        tensors = value.parameters()
-        own = tuple(id(hook) for item in tensors for held in gradient_hooks(item).values() for hook in held.values())
+        modules, tensors = list(value.modules()), list(value.parameters())
+        hooks = tuple(id(hook) for item in tensors for held in gradient_hooks(item).values() for hook in held.values())
+        forwards = [forward for part in modules if (forward := users_forward(part)) is not None]
+        own = Identities([*modules, *tensors, *forwards]), hooks
     elif is_optimizer(value):
-        own = method_ids(value)
-    return Fingerprint((fingerprint.kind, own), fingerprint.content) if own else fingerprint
+        own = group_parameters(value), method_ids(value)
+    else:
+        return fingerprint
+    return Fingerprint((fingerprint.kind, own), fingerprint.content)
 
 
 def _find_problems(

@@ -34,8 +34,7 @@ _CAPACITY = 64  # numbers in a header; a structure with more tensors needs one m
 _MESSAGE_BYTES = 4096  # a header and the content that is sent with it
 _INLINE_BYTES = _MESSAGE_BYTES - 8 * _CAPACITY
 _BUCKET_BYTES = 25 * 2**20
-_DIGEST_AND_LENGTH = struct.Struct("=qq")
-_ROW_HEADER = _DIGEST_AND_LENGTH.size
+_HEADER_OF_ONE = struct.Struct("=qqq")  # of a gathered tensor: the digest, whether content follows, and the length
 _NUMPY_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
     | {torch.bool}
@@ -74,14 +73,20 @@ class Collectives:
         parts = self._gather_each(leaves, nested, problem)
         return _rebuild(nested, [torch.cat(list(column)) for column in zip(*parts, strict=True)])
 
-    def gather_each(self, tensors: list[Tensor], problem: MisuseError | None = None) -> list[list[Tensor]]:
-        """Return each rank's list of tensors; first dims may differ. The ``problem`` of one rank is raised on all."""
+    def gather_each(
+        self, tensors: list[Tensor], problem: MisuseError | None = None, like: Any = None
+    ) -> list[list[Tensor]]:
+        """Return each rank's list of tensors; first dims may differ. The ``problem`` of one rank is raised on all.
+
+        ``like`` is the structure that must be equal on all ranks, if it is not a list of the tensors.
+        """
         if self._world.size == 1:
             _raise_if(problem)
             return [tensors]
-        if len(tensors) == 1 and problem is None and self.blocked_reason is None and _is_small(tensors[0]):
+        is_quick = like is None and len(tensors) == 1 and problem is None and self.blocked_reason is None
+        if is_quick and _is_small(tensors[0]):
             return [[part] for part in self._gather_one(tensors[0])]
-        return self._gather_each(tensors, tensors, problem)
+        return self._gather_each(tensors, tensors if like is None else like, problem)
 
     def pad_across(self, nested: T, dim: int = 0, value: float = 0, *, pad_first: bool = False) -> T:
         """Return tensors padded along ``dim`` to the longest on any rank; those without that dim are unchanged."""
@@ -226,7 +231,8 @@ class Collectives:
         return rows, contents
 
     def _raise_mismatch(self, op: str, nested: Any, problem: MisuseError | None) -> None:
-        what = f"{op} of {describe(nested)}" if problem is None else str(problem)
+        call = op if nested is None else f"{op} of {describe(nested)}"
+        what = call if problem is None else str(problem)
         where = f" at {_call_site()}" if self._verifies else ""
         self._raise_difference(op, [str(text) for text in self._exchange_texts(what + where)], _HINT)
 
@@ -263,38 +269,46 @@ class Collectives:
         shape = leaf.shape
         digest, row_bytes = _digest_and_row_bytes(leaf.dtype, shape)
         content = leaf.detach().numpy().tobytes()
+        start = _HEADER_OF_ONE.size
         message = bytearray(_MESSAGE_BYTES)
-        message[:_ROW_HEADER] = _DIGEST_AND_LENGTH.pack(digest, shape[0])
-        message[_ROW_HEADER : _ROW_HEADER + len(content)] = content
+        message[:start] = _HEADER_OF_ONE.pack(digest, 1, shape[0])
+        message[start : start + len(content)] = content
         received = [part.numpy().data for part in self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))]
-        heads = [_DIGEST_AND_LENGTH.unpack_from(memory) for memory in received]
-        if any(head[0] != digest for head in heads):
+        headers = [_HEADER_OF_ONE.unpack_from(memory) for memory in received]
+        if any(other != digest for other, _, _ in headers):
             self._raise_mismatch("gather", [leaf], None)
-        beyond = shape[1:]
-        if max([head[1] for head in heads]) * row_bytes > _INLINE_BYTES:
-            return [part for [part] in self._gather_content([leaf], [[(head[1], *beyond) for head in heads]], None)]
+        shapes = [(length, *shape[1:]) for _, _, length in headers]
+        on_hosts = [bool(is_on_host) for _, is_on_host, _ in headers]
+        if not all(on_hosts) or max([length for _, _, length in headers]) * row_bytes > _INLINE_BYTES:
+            return [part for [part] in self._gather_content([leaf], [shapes], on_hosts, None)]
         row_size = row_bytes // leaf.itemsize
         return [
-            torch.frombuffer(memory, dtype=leaf.dtype, count=head[1] * row_size, offset=_ROW_HEADER).view(
-                head[1], *beyond
-            )
-            if head[1] * row_size
-            else leaf.detach().new_empty(head[1], *beyond)
-            for head, memory in zip(heads, received, strict=True)
+            torch.frombuffer(memory, dtype=leaf.dtype, count=own[0] * row_size, offset=start).view(own)
+            if own[0] * row_size
+            else leaf.detach().new_empty(own)
+            for own, memory in zip(shapes, received, strict=True)
         ]
 
     def _gather_each(self, leaves: list[Tensor], nested: Any, problem: MisuseError | None) -> list[list[Tensor]]:
-        lengths = [leaf.shape[0] if leaf.dim() else 1 for leaf in leaves]
         is_on_host = all(leaf.is_cpu for leaf in leaves)
+        numbers = [int(is_on_host), *(leaf.shape[0] if leaf.dim() else 1 for leaf in leaves)]
         content = _host_bytes(leaves) if is_on_host and problem is None else None
-        rows, contents = self._exchange("gather", describe(nested, any_rows=True), lengths, nested, problem, content)
-        shapes = [[(row[index], *leaf.shape[1:]) for row in rows] for index, leaf in enumerate(leaves)]
-        return self._gather_content(leaves, shapes, contents if is_on_host else None)
+        rows, contents = self._exchange("gather", describe(nested, any_rows=True), numbers, nested, problem, content)
+        shapes = [[(row[index], *leaf.shape[1:]) for row in rows] for index, leaf in enumerate(leaves, 1)]
+        return self._gather_content(leaves, shapes, [bool(row[0]) for row in rows], contents)
 
     def _gather_content(
-        self, leaves: list[Tensor], shapes: list[list[tuple[int, ...]]], contents: list[memoryview] | None
+        self,
+        leaves: list[Tensor],
+        shapes: list[list[tuple[int, ...]]],
+        on_hosts: list[bool],
+        contents: list[memoryview] | None,
     ) -> list[list[Tensor]]:
-        """Return each rank's leaves; shapes are ``shapes[leaf][rank]``, ``contents`` was received with the headers."""
+        """Return each rank's leaves.
+
+        Shapes are ``shapes[leaf][rank]``, ``on_hosts`` says for each rank whether all its leaves are on the CPU. Then
+        ``contents`` was received with the headers, if it is short.
+        """
         sizes = [
             sum(_num_bytes(leaf, each[rank]) for leaf, each in zip(leaves, shapes, strict=True))
             for rank in range(self._world.size)
@@ -304,9 +318,9 @@ class Collectives:
                 [leaf.detach().new_empty(each[rank]) for leaf, each in zip(leaves, shapes, strict=True)]
                 for rank in range(self._world.size)
             ]
-        if contents is not None and max(sizes) <= _INLINE_BYTES:
+        if contents is not None and all(on_hosts) and max(sizes) <= _INLINE_BYTES:
             return [_from_memory(row, leaves, [each[rank] for each in shapes]) for rank, row in enumerate(contents)]
-        content = _as_bytes(leaves)
+        content = _as_bytes(leaves).cpu() if any(on_hosts) else _as_bytes(leaves)
         if len(content) < max(sizes):
             content = torch.cat([content, content.new_zeros(max(sizes) - len(content))])
         rows = self._comm.all_gather(content)
@@ -345,18 +359,23 @@ class Collectives:
     # --- objects ---
 
     def _exchange_objects(self, op: str, value: Any, problem: MisuseError | None = None) -> list[Any]:
-        self._verify(op, None, None, None)
+        if self.blocked_reason is not None:
+            raise MisuseError(f"{op}: {self.blocked_reason}")
         message, refused = _try_encode(value)
         problem = problem or refused
         if self._world.size == 1:
             _raise_if(problem)
             return [serialization.decode(message)]
-        sizes = [row[0] for row in self._gather_numbers([len(message) if problem is None else _ERROR])]
+        own = len(message) if problem is None else _ERROR
+        rows, contents = self._exchange(op, "", [own], None, None, message)
+        sizes = [row[0] for row in rows]
         if _ERROR in sizes:
             _raise_if(problem)
             raise MisuseError(
                 f"{op}: rank {sizes.index(_ERROR)} passed a value that ranks cannot exchange; its error has details"
             )
+        if max(sizes) <= _INLINE_BYTES:
+            return [serialization.decode(bytes(memory[:size])) for memory, size in zip(contents, sizes, strict=True)]
         return [serialization.decode(part) for part in self._gather_bytes(message, sizes)]
 
     def _exchange_texts(self, text: str) -> list[Any]:
@@ -500,7 +519,7 @@ def _digest(*texts: str) -> int:
 def _digest_and_row_bytes(dtype: torch.dtype, shape: torch.Size) -> tuple[int, int]:
     """Return the digest that `_exchange` computes for a list of one such tensor, and the bytes of one row."""
     like = describe([torch.empty(shape, dtype=dtype, device="meta")], any_rows=True)
-    return _digest("gather", like, "1"), dtype.itemsize * math.prod(shape[1:])
+    return _digest("gather", like, "2"), dtype.itemsize * math.prod(shape[1:])
 
 
 def _is_small(leaf: Tensor) -> bool:

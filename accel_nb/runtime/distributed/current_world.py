@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import DefaultGroup
-from accel_nb.runtime.process.environment import torchrun_world
+from accel_nb.runtime.process.environment import assigned_device, torchrun_world
 from accel_nb.runtime.world import World
 
 
@@ -21,4 +23,6 @@ def current_comm() -> Communicator:
     world = current_world()
     if world.size == 1 or not DefaultGroup.is_open():
         return LocalComm()
+    if assigned_device() is None:  # torchrun assigns none: it is of the type that the group's backend is for
+        world = replace(world, device=DefaultGroup.device_of_open_group(world.local_rank))
     return TorchComm(world, DefaultGroup.adopt(world))

@@ -141,9 +141,14 @@ class DefaultGroup:
     def world_of_open_group() -> World:
         """Return the world of the open default group, assuming that all ranks are on one machine."""
         rank, size = dist.get_rank(), dist.get_world_size()
-        kind = type_of_backend(dist.get_backend())
-        device = kind.name if kind.is_host else f"{kind.name}:{rank % kind.count()}"
+        device = DefaultGroup.device_of_open_group(rank)
         return World(rank=rank, size=size, local_rank=rank, local_size=size, device=device)
+
+    @staticmethod
+    def device_of_open_group(local_rank: int) -> str:
+        """Return the device of a rank of the open default group, of the type that its backend is for."""
+        kind = type_of_backend(dist.get_backend())
+        return kind.name if kind.is_host else f"{kind.name}:{local_rank % kind.count()}"
 
     @property
     def backend(self) -> str:

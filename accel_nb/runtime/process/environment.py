@@ -180,6 +180,11 @@ def set_local_rank(world: World) -> None:
     os.environ["LOCAL_RANK"] = str(world.local_rank)
 
 
+def assigned_device() -> str | None:
+    """Return the device that the pool has assigned to this worker; None in other processes."""
+    return os.environ.get("_ACCEL_NB_WORKER_DEVICE")
+
+
 def torchrun_world() -> World | None:
     """Return the world that ``torchrun`` or the pool has set in the variables; None if neither has."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -190,7 +195,7 @@ def torchrun_world() -> World | None:
         size=size,
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-        device=os.environ.get("_ACCEL_NB_WORKER_DEVICE", "cpu"),
+        device=assigned_device() or "cpu",
     )
 
 

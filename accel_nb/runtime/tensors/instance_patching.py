@@ -255,6 +255,14 @@ def replaced_forward(kind: type) -> Callable[..., Any] | None:
     return vars(kind).get(_OWN_FORWARD)
 
 
+def forward_of_user(model: nn.Module) -> Callable[..., Any] | None:
+    """Return the ``forward`` that code has set on an instance, also if `replace_forward` has moved it; else None."""
+    own = vars(model).get("forward")
+    for kind in reversed(_classes(model)) if own is None else ():
+        own = vars(kind).get(_OWN_FORWARD) if own is None else own
+    return own
+
+
 def is_of_instance(kind: type) -> bool:
     """Return whether a class is one that `patch_instance` has created."""
     return PLAIN_CLASS in vars(kind)

@@ -30,7 +30,7 @@ from accel_nb.strategies.context_parallel.sharded_functions import (
     replaced_functions,
     whole_sequence,
 )
-from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, run_threads
+from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, random_copy, run_threads
 
 MIN_SHARD = 2
 """The least number of items of a shard: a dim of one item could be squeezed or broadcast."""
@@ -169,7 +169,10 @@ def plan_block(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     states = rng.capture(torch.device("cpu"))
     try:
         with replaced_functions(), redirect_stdout(io.StringIO()), torch.autocast("cpu", enabled=False):
-            block = _random_copy(block)
+            try:
+                block = random_copy(block, torch.float64)
+            except Exception as error:
+                raise TrialFailed(f"it cannot be copied: {type(error).__name__}: {error}") from None
             for dim in dims_to_shard(sequence, size):
                 try:
                     return _Trial(block, dim, args, kwargs, size).find_plan()
@@ -203,7 +206,7 @@ class _Trial:
         is_clear = length not in sequence.shape[2:] and not any(
             len(own) > 1 and value.dim() == 3 for own, value in zip(self._dims, tensors, strict=True)
         )
-        self._length = next((found for found in _LENGTHS if found < length and found not in others), length)
+        self._length = next((n for n in _LENGTHS if MIN_SHARD * size <= n < length and n not in others), length)
         self._length = self._length if is_clear else length
         self._args, self._kwargs = self._shorten(args, kwargs, rows, min(rows, _ROWS))
 
@@ -236,7 +239,8 @@ class _Trial:
         """Return the first plan by which shards have the same outputs and gradients as the whole sequence."""
         states = torch.get_rng_state()
         try:
-            kinds, expected = self._compute_whole()
+            # In another thread, as the parts are: a profile function of this one would see a model that trains itself.
+            [(kinds, expected)] = run_threads(1, lambda *_: self._compute_whole())
         except Exception as error:
             raise TrialFailed(f"it cannot be tried: {type(error).__name__}: {error}") from None
         if not torch.equal(states, torch.get_rng_state()):
@@ -372,16 +376,6 @@ def _shard_dim(value: Tensor, expected: Tensor, own: int) -> int | None:
     if value.dim() != expected.dim() or len(differs) != 1 or value.shape[differs[0]] != own:
         raise TrialFailed(_OTHER_OUTPUTS)
     return differs[0]
-
-
-def _random_copy(block: nn.Module) -> nn.Module:
-    """Return a copy with random weights: weights of zero would hide errors."""
-    generator = torch.Generator().manual_seed(_SEED)
-    block = copy.deepcopy(block).to("cpu", torch.float64).requires_grad_(True)
-    for value in block.parameters():
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64, device="cpu")
-        value.data.add_(noise, alpha=value.shape[-1] ** -0.5 if value.dim() > 1 else 0.3)
-    return block
 
 
 def _masks() -> MakeMask:

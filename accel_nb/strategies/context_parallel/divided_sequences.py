@@ -6,9 +6,7 @@ those of one device. Each block takes this rank's shard of its input, and return
 
 from __future__ import annotations
 
-import copy
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +21,7 @@ from accel_nb.runtime.tensors.instance_patching import innermost_class, replace_
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
 from accel_nb.strategies.base import Refusal
-from accel_nb.strategies.block_calls import chain_input, has_hooks
+from accel_nb.strategies.block_calls import LATE_HOOK, CallHooks, chain_input, inside
 from accel_nb.strategies.context_parallel.block_plan import (
     BlockPlan,
     compute_shard,
@@ -33,7 +31,8 @@ from accel_nb.strategies.context_parallel.block_plan import (
     plan_block,
 )
 from accel_nb.strategies.context_parallel.sharded_functions import replaced_functions
-from accel_nb.strategies.trials import TrialFailed
+from accel_nb.strategies.module_kinds import kind_of
+from accel_nb.strategies.trials import TrialFailed, copy_without_hooks
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -74,12 +73,18 @@ class BlockCopies:
         """Copy the blocks of a model to the CPU."""
         found = cls()
         for name, block in find_blocks(model).items():
-            if any(map(has_hooks, block.children())):
+            if CallHooks(inside(block), counts_library=True).exist():
                 found.left_whole[innermost_class(block).__name__] = "hooks read or change values inside of it"
                 continue
-            found.kinds[name] = kind = _kind_of(block)
-            if kind not in found.copies:
-                found.copies[kind] = copy.deepcopy(block).to("cpu")
+            kind = kind_of(block)
+            try:
+                if kind not in found.copies:
+                    found.copies[kind] = copy_without_hooks(block)
+            except Exception as error:
+                why = f"it cannot be copied: {type(error).__name__}: {error}"
+                found.left_whole[innermost_class(block).__name__] = why
+                continue
+            found.kinds[name] = kind
         return found
 
 
@@ -161,13 +166,15 @@ class SequenceDivision:
         self._reported |= facts.keys()
 
     def _forward_of(self, block: nn.Module, kind: Any) -> Callable[..., Any]:
-        forward = block.forward
+        forward, hooks = block.forward, CallHooks(inside(block))
 
         def compute(*args: Any, **kwargs: Any) -> Any:
             is_part = self._is_whole_call or self._is_inside
             plan = None if is_part else self._plan_of(block, kind, args, kwargs)
             if plan is None:
                 return forward(*args, **kwargs)
+            if hooks.exist():
+                raise MisuseError(LATE_HOOK.format(kind=innermost_class(block).__name__, option="cp"))
             self._is_inside = True
             try:
                 with replaced_functions():
@@ -225,22 +232,6 @@ def _structure(args: Sequence[Any], kwargs: Mapping[str, Any], dims: list[int]) 
     return tuple(dims), len(args), tuple(kwargs), tensors, others
 
 
-def _kind_of(block: nn.Module) -> Any:
-    """Return a key that is equal for blocks that compute alike: classes, shapes of parameters and numbers."""
-    shapes = tuple((name, tuple(value.shape)) for name, value in block.named_parameters(remove_duplicate=False))
-    parts = tuple(
-        (name, innermost_class(part), *(item for item in vars(part).items() if _is_compared(*item)))
-        for name, part in block.named_modules()
-    )
-    return shapes, parts
-
-
-def _is_compared(name: str, value: Any) -> bool:
-    is_number = type(value) in (int, float, bool, str)
-    return is_number and name != "training" and not _POSITION_IN_MODEL.search(name)
-
-
-_POSITION_IN_MODEL = re.compile(r"(^|_)(layer|block)_?(idx|id|index|number)?$|^(idx|index)$")
 _REMEDY = (
     "attention must be torch.nn.functional.scaled_dot_product_attention (of transformers, attn_implementation='sdpa'), "
     "and positions must come from outside of the blocks. Train with --cp 1"

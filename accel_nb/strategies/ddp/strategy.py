@@ -32,8 +32,8 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
 from accel_nb.strategies.ddp.comm_hooks import average_buckets, register_hook
 from accel_nb.strategies.ddp.lean_ddp import LeanDdp
-from accel_nb.strategies.ddp.local_gradients import LocalGradients
 from accel_nb.strategies.ddp.reached_parameters import ReachedParameters
+from accel_nb.strategies.local_gradients import LocalGradients
 
 
 class Ddp(ReplicaStrategy):

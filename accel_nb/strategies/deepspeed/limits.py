@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -11,6 +12,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.optim import Optimizer
 
 from accel_nb.config.sections import DeepspeedOptions
+from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Refusal
 
@@ -44,6 +46,12 @@ def find_refusals(
     every = [*known_models, *models]
     for number, optimizer in enumerate(new):
         yield from _of_optimizer(optimizer, every, [*known, *new[:number]], options)
+
+
+def _is_elementwise(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is of a known class, or of one derived from it with the same ``step``."""
+    own = inspect.unwrap(innermost_class(optimizer).step)  # torch wraps it at the first instance
+    return any(own is inspect.unwrap(kind.step) for kind in _ELEMENTWISE)
 
 
 def _of_model(model: nn.Module, options: DeepspeedOptions) -> Iterator[Refusal]:
@@ -80,7 +88,7 @@ def _of_optimizer(
     every = list(every)
     models, owned = models_stepped_by(optimizer, every)
     kind = type(optimizer).__name__
-    if models and not isinstance(optimizer, _ELEMENTWISE) and not options.allow_untested_optimizer:
+    if models and not _is_elementwise(optimizer) and not options.allow_untested_optimizer:
         known = ", ".join(item.__name__ for item in _ELEMENTWISE)
         yield Refusal(
             f"{kind} is not known to treat each element of a parameter by itself, and DeepSpeed cuts parameters "

@@ -89,19 +89,35 @@ class PartitionedParameter(nn.Parameter):
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         value = next(
-            (item for item in args if isinstance(item, PartitionedParameter) and not _is_usable(item, func)), None
+            (
+                item
+                for item in _items(args, kwargs)
+                if isinstance(item, PartitionedParameter) and not _is_usable(item, func)
+            ),
+            None,
         )
         if value is not None and func not in _WITHOUT_VALUES and not is_called_inside(sys._getframe(1)):
             shape: Any = value
-            if func.__name__ in _LIKE and args[0] is value:
+            if func.__name__ in _LIKE:
                 like = torch.empty(tuple(shape.ds_shape), dtype=value.dtype, device="meta")
-                return func(like, *args[1:], **{"device": value.device, **(kwargs or {})})
+                named = {name: item for name, item in (kwargs or {}).items() if item is not value}
+                return func(like, *args[1:], **{"device": value.device, **named})
             found = _SHAPES.get(func)
             if found is None:
                 raise MisuseError(_EMPTY)
             whole = found(tuple(shape.ds_shape))
-            return whole if func is not Tensor.size or len(args) == 1 else whole[args[1]]
+            dims = (*args[1:], *(item for name, item in (kwargs or {}).items() if name == "dim"))
+            return whole if func is not Tensor.size or dims in ((), (None,)) else whole[dims[0]]
         return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _items(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Iterator[Any]:
+    """Yield the arguments of a function, and the items of those that are lists, as of `torch.cat`."""
+    for item in (*args, *(kwargs or {}).values()):
+        if isinstance(item, list | tuple):
+            yield from item
+        else:
+            yield item
 
 
 def _is_usable(value: Any, func: Any) -> bool:

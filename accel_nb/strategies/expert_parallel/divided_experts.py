@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.sharded import shard_with_gradient
 from accel_nb.runtime.distributed.token_exchange import Route, TokenExchange
-from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward, unbound_forward
+from accel_nb.runtime.tensors.instance_patching import (
+    innermost_class,
+    replace_forward,
+    restore_forward,
+    unbound_forward,
+)
+from accel_nb.strategies.block_calls import LATE_HOOK, CallHooks, inside
 
 
 class ExpertDivision:
@@ -63,11 +69,16 @@ class ExpertDivision:
 def _divided_forward(
     module: Callable[[], Any], forward: Callable[..., Tensor], exchange: TokenExchange, record: Callable[[Tensor], None]
 ) -> Callable[..., Tensor]:
-    signature = inspect.signature(module().forward)
+    signature, hooks = inspect.signature(module().forward), CallHooks(inside(module()))
 
     def route_tokens(*args: Any, **kwargs: Any) -> Tensor:
         experts = module()
-        tokens, indices, weights = signature.bind(*args, **kwargs).arguments.values()
+        given = signature.bind(*args, **kwargs).arguments.values()
+        if len(given) != 3:
+            raise MisuseError(_ARGUMENTS.format(kind=innermost_class(experts).__name__, number=len(given)))
+        if hooks.exist():
+            raise MisuseError(LATE_HOOK.format(kind=innermost_class(experts).__name__, option="ep"))
+        tokens, indices, weights = given
         num_experts, num_own = experts.num_experts, experts.num_experts // exchange.size
         if tokens.dim() != 2 or indices.dim() != 2 or weights.shape != indices.shape:
             shapes = ", ".join(str(list(value.shape)) for value in (tokens, indices, weights))
@@ -106,10 +117,10 @@ def _compute(experts: Any, forward: Callable[..., Tensor], tokens: Tensor, indic
     if not number:  # the weights get a gradient of zeros, as those of the other ranks get one
         tokens, indices = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), indices.new_zeros(1)
     parameters, attributes = experts._parameters, vars(experts)
-    before = dict(parameters)
-    parameters.update({name: shard_with_gradient(value) for name, value in before.items()})
-    whole, attributes["num_experts"] = attributes["num_experts"], num_own
+    before, whole = dict(parameters), attributes["num_experts"]
     try:
+        parameters.update({name: shard_with_gradient(value) for name, value in before.items()})
+        attributes["num_experts"] = num_own
         result = forward(experts, tokens, indices[:, None], tokens.new_ones(len(tokens), 1))
     finally:
         attributes["num_experts"] = whole
@@ -117,6 +128,10 @@ def _compute(experts: Any, forward: Callable[..., Tensor], tokens: Tensor, indic
     return result[:number]
 
 
+_ARGUMENTS = (
+    "a {kind} whose experts are divided by --ep was called with {number} arguments: it takes tokens, and indices and "
+    "weights of experts. Train with --ep 1"
+)
 _SHAPES = (
     "a {kind} whose experts are divided by --ep was called with tensors of shapes {shapes}: it takes tokens [T, D], "
     "and indices and weights of experts [T, K]"

@@ -1,7 +1,7 @@
 """Choice of the modules of experts that are divided, each kind after a trial.
 
-In the trial a copy of the module computes random tokens in float64 on the CPU, whole and in parts, with threads in
-place of ranks. So it needs no other rank, changes nothing, and cannot leave a rank waiting.
+In the trial a copy of the module with a few of its experts computes random tokens in float64 on the CPU, whole and in
+parts, with threads in place of ranks. So it needs no other rank, changes nothing, and cannot leave a rank waiting.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import io
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -22,10 +22,14 @@ from accel_nb.runtime.distributed.token_exchange import TokenExchange
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import parameter_at
 from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.block_calls import CallHooks, inside
 from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
-from accel_nb.strategies.trials import ThreadCommunicator, is_close, run_threads
+from accel_nb.strategies.module_kinds import kind_of
+from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, random_copy, run_threads
 
 _NUM_TOKENS, _NUM_CHOSEN = 7, 2
+_PER_PART = 2
+"""The number of experts of a part in a trial: more would take the memory of all weights of a layer."""
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -45,12 +49,12 @@ def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
                 f"{name} of the {kind} has {experts.num_experts} experts, which mesh.ep {size} does not divide",
                 f"use mesh.ep {', '.join(degrees)}",
             )
-        key = innermost_class(module), tuple((leaf, value.shape) for leaf, value in module.named_parameters())
-        if key not in verdicts:
-            verdicts[key] = _try(module, size)
-        problem = verdicts[key]
-        if problem is None and any(tied[id(value)] > 1 for value in module.parameters()):
-            problem = "its weights are tied to others"
+        problem = _look_at(module, tied)
+        if problem is None:
+            key = kind_of(module)
+            if key not in verdicts:
+                verdicts[key] = _try(module, size)
+            problem = verdicts[key]
         if problem is None:
             chosen.append(name)
         else:
@@ -63,6 +67,17 @@ def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
         "train with --ep 1, or compute the experts in a module with num_experts, parameters of shape "
         "[num_experts, ...] and forward(tokens [T, D], indices [T, K], weights [T, K])",
     )
+
+
+def _look_at(module: nn.Module, tied: Mapping[int, int]) -> str | None:
+    """Return why a module cannot be divided, as far as it shows without a trial; ``tied`` has the numbers of names."""
+    if any(tied[id(value)] > 1 for value in module.parameters()):
+        return "its weights are tied to others"
+    if any(True for _ in module.buffers()):
+        return "it has buffers, which are not divided"
+    if CallHooks(inside(module), counts_library=True).exist():
+        return "hooks inside of it read or change its values"
+    return None
 
 
 def _has_experts(module: nn.Module) -> bool:
@@ -81,27 +96,53 @@ def _has_experts(module: nn.Module) -> bool:
 def _try(module: Any, size: int) -> str | None:
     """Return why the parts of a module compute something else than the whole; None if they compute the same."""
     problem = "it cannot be tried"
+    number = min(_PER_PART * size, module.num_experts)
     with rng.fork_rng(), redirect_stdout(io.StringIO()):
         rng.set_seed(0)
         # Some kernels, such as those of grouped products, compute no float64.
         for (dtype, tolerance), width in itertools.product(_TOLERANCES.items(), _widths(module)):
-            scores = torch.rand(size, _NUM_TOKENS, module.num_experts, dtype=dtype, device="cpu")
-            chosen = scores.topk(min(_NUM_CHOSEN, module.num_experts))
+            scores = torch.rand(size, _NUM_TOKENS, number, dtype=dtype, device="cpu")
+            chosen = scores.topk(_NUM_CHOSEN)
             tokens, factors = torch.randn(size + 1, _NUM_TOKENS, width, dtype=dtype, device="cpu").split([size, 1])
             given = list(zip(tokens, chosen.indices, chosen.values, strict=True))
             try:
-                whole = _copy(module, dtype)
-                expected = [_run(whole, *one, factors) for one in given]
-            except Exception as error:
-                problem = f"it cannot be tried: {type(error).__name__}: {error}"
-                continue
-            return _compare_parts(whole, given, factors, expected, tolerance)
+                whole = _few_experts(module, dtype, number)
+                return _compare(whole.train(), given, factors, tolerance) or _compare(
+                    whole.eval(), given, factors, tolerance
+                )
+            except TrialFailed as failed:
+                problem = f"it cannot be tried: {failed}"
     return problem
+
+
+def _few_experts(module: nn.Module, dtype: torch.dtype, number: int) -> nn.Module:
+    """Return a copy of a module with its first ``number`` experts; raises `TrialFailed` if it cannot be copied."""
+    try:
+        copied: Any = random_copy(module, dtype, lambda value: value[:number])
+    except Exception as error:
+        raise TrialFailed(f"{type(error).__name__}: {error}") from None
+    copied.num_experts = number
+    return copied
+
+
+def _compare(
+    whole: nn.Module, given: Sequence[tuple[Tensor, Tensor, Tensor]], factors: Tensor, tolerance: float
+) -> str | None:
+    """Return why parts of ``whole`` compute something else; raises `TrialFailed` if it cannot be computed itself."""
+    whole.zero_grad()
+    state = torch.get_rng_state()
+    try:
+        expected = [_run(whole, *one, factors) for one in given]
+    except Exception as error:
+        raise TrialFailed(f"{type(error).__name__}: {error}") from None
+    if not torch.equal(state, torch.get_rng_state()):
+        return "it draws random numbers"
+    return _compare_parts(whole, given, factors, expected, tolerance)
 
 
 def _compare_parts(
     whole: nn.Module,
-    given: Sequence[tuple[Tensor, ...]],
+    given: Sequence[tuple[Tensor, Tensor, Tensor]],
     factors: Tensor,
     expected: Sequence[Sequence[Tensor]],
     tolerance: float,
@@ -110,10 +151,10 @@ def _compare_parts(
     size = len(given)
 
     def compute(rank: int, comm: ThreadCommunicator) -> tuple[nn.Module, list[Tensor]]:
-        part = _copy(whole, factors.dtype)
-        for value in part.parameters():
-            value.data = value.data.chunk(size)[rank].clone()
-            value.grad = None
+        own: dict[int, Any] = {
+            id(value): nn.Parameter(value.detach().chunk(size)[rank].clone()) for value in whole.parameters()
+        }
+        part = copy.deepcopy(whole, own)
         ExpertDivision([part], TokenExchange(comm, rank, size))
         tokens, indices, weights = given[rank]
         return part, _run(part, tokens, indices, weights, factors)
@@ -138,10 +179,6 @@ def _compare_parts(
 def _widths(module: nn.Module) -> list[int]:
     """Return the numbers that may be the features of a token: those of the dims of the weights."""
     return sorted({length for value in module.parameters() for length in value.shape[1:]})
-
-
-def _copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    return copy.deepcopy(module).to("cpu", dtype).requires_grad_(True)
 
 
 def _run(module: nn.Module, tokens: Tensor, indices: Tensor, weights: Tensor, factors: Tensor) -> list[Tensor]:

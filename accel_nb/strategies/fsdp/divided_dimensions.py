@@ -36,7 +36,7 @@ class ModelPlan:
 class DividedDimensions:
     """The numbers of ranks that compute layers (`tp`), sequences (`cp`), blocks (`stages`) and experts (`ep`) together.
 
-    All are 1 until they are set. The plans of a model are made once for these numbers, since they make trials.
+    All are 1 until they are set. Plans of models are kept until `clear_plans`, since they make trials.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,14 @@ class DividedDimensions:
         self.stages = Stages()
         # Whether the other ranks hold copies in place of shards of the model.
         self.replicates = False
-        # By model: its layers to divide, or why it cannot be divided.
-        self._layer_plans: weakref.WeakKeyDictionary[nn.Module, DivisionPlan | Refusal] = weakref.WeakKeyDictionary()
-        # By model: the names of its modules of experts, or why they cannot be divided.
-        self._expert_plans: weakref.WeakKeyDictionary[nn.Module, list[str] | Refusal] = weakref.WeakKeyDictionary()
+        self.clear_plans()
+
+    def clear_plans(self) -> None:
+        """Forget the plans of models, which code may change before they are prepared again."""
+        # By model: its layers to divide.
+        self._layer_plans: weakref.WeakKeyDictionary[nn.Module, DivisionPlan] = weakref.WeakKeyDictionary()
+        # By model: the names of its modules of experts.
+        self._expert_plans: weakref.WeakKeyDictionary[nn.Module, list[str]] = weakref.WeakKeyDictionary()
 
     @property
     def are_divided(self) -> bool:
@@ -136,15 +140,15 @@ class DividedDimensions:
         )
 
     def _plan_layers(self, model: nn.Module) -> DivisionPlan | Refusal:
-        plan = self._layer_plans.get(model)
-        if plan is None:
-            plan = self._layer_plans[model] = plan_division(model, self.tp)
+        plan = self._layer_plans.get(model) or plan_division(model, self.tp)
+        if isinstance(plan, DivisionPlan):
+            self._layer_plans[model] = plan
         return plan
 
     def _plan_experts(self, model: nn.Module) -> list[str] | Refusal:
-        found = self._expert_plans.get(model)
-        if found is None:
-            found = self._expert_plans[model] = plan_experts(model, self.ep)
+        found = self._expert_plans.get(model) or plan_experts(model, self.ep)
+        if isinstance(found, list):
+            self._expert_plans[model] = found
         return found
 
     def _plan_stages(self, model: nn.Module) -> StagePlan | Refusal:

@@ -106,8 +106,9 @@ class ShardedModel:
     ) -> None:
         self.model = model
         self.syncs = True
-        # This rank holds gradients of backward passes that were not averaged.
+        # This rank holds gradients of backward passes that were not averaged; of single numbers without stages.
         self.is_pending = False
+        self.has_local_singles = False
         self._keeps_gathered = False
         # By name of a gathered parameter: how often code has written to it, if it has.
         self._versions: dict[str, int] = {}
@@ -118,7 +119,7 @@ class ShardedModel:
             for name, value in module._parameters.items()
             if value is not None
         ]
-        # A single number cannot be divided: each rank has it, and its gradient is averaged before a step.
+        # A single number cannot be divided: each rank has it, and its gradient is averaged after backward passes.
         self.replicated = list({id(p.original): p.original for p in self._slots if p.original.dim() == 0}.values())
         # The device that stores the shards: with offloading the CPU.
         self._home = torch.device("cpu") if "offload_policy" in settings else device
@@ -334,10 +335,13 @@ class ShardedModel:
         for now, gradient in zip(common, before, strict=True):
             if gradient is not None:
                 now.grad = gradient if now.grad is None else now.grad + gradient
-        for value in self.singles:
-            own = self.pipeline.collected.pop(id(value), torch.zeros_like(value))
-            total = self._comm.all_reduce(own.detach()) / (mesh.size // mesh.pp)
-            value.grad = total if value.grad is None else value.grad + total
+        singles = [(value, self.pipeline.collected.pop(id(value), None)) for value in self.singles]
+        are_found = torch.tensor([own is not None for _, own in singles], dtype=torch.int32, device="cpu")
+        for (value, own), is_found in zip(singles, self._comm.all_reduce(are_found, "max").tolist(), strict=True):
+            if is_found:
+                own = torch.zeros_like(value) if own is None else own
+                total = self._comm.all_reduce(own.detach()) / (mesh.size // mesh.pp)
+                value.grad = total if value.grad is None else value.grad + total
 
     def average_outside(self) -> None:
         """Average the gradients of code that has computed with gathered parameters outside of a call of the model.
@@ -363,10 +367,10 @@ class ShardedModel:
     def drop_pending(self) -> None:
         """Drop the gradients that backward passes have left on this rank."""
         self.is_pending = False
+        if self.pipeline is not None:
+            self.pipeline.collected.clear()
         for group in self._groups():
             for param in group.fsdp_params:
-                if self.pipeline is not None:
-                    self.pipeline.collected.clear()
                 if hasattr(param, "_unsharded_param"):
                     param._unsharded_param.grad = None
                 if param.unsharded_accumulated_grad is not None:  # since 2.15 it is the gradient above

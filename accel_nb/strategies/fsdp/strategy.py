@@ -61,6 +61,7 @@ from accel_nb.strategies.fsdp.stage_state import ordered_state, share_states
 from accel_nb.strategies.fsdp.total_norm import clip_total_norm
 from accel_nb.strategies.fsdp.unit_settings import expert_settings, unit_settings
 from accel_nb.strategies.fsdp.wrap_policy import choose_units
+from accel_nb.strategies.local_gradients import LocalGradients
 
 
 class Fsdp(Stepping):
@@ -177,6 +178,8 @@ class Fsdp(Stepping):
                 self._undo_adapt(wrapped)
                 wrapped.abandon()
             raise
+        finally:
+            self._dimensions.clear_plans()
         memory = {sharded.memory_layout(old): (old.untyped_storage(), new) for old, new in states}
         memory.pop(None, None)
         for wrapped in made:
@@ -192,7 +195,7 @@ class Fsdp(Stepping):
     def _share_before_read(self, optimizer: Optimizer) -> None:
         """Complete the state before a plain cell reads it, which all ranks do together."""
         if sharded.reads_together():
-            self.share_state()
+            self._share_optimizer_states()
 
     def _divide(self, model: nn.Module) -> ShardedModel:
         options = self.options
@@ -330,15 +333,20 @@ class Fsdp(Stepping):
                 "the loss uses parameters of a model in stages, of which each worker holds some, or gradients of "
                 "gradients: use weight_decay of the optimizer, or train with --pp 1"
             )
-        for pipeline in pipelines:
-            pipeline.accepts_backward = True
         visible = [wrapped.visible for wrapped in self._models.values() if wrapped.visible is not None]
-        for item in visible:
-            item.show_gathered()
-        if inputs is not None:
-            gathered = {key: value for item in visible for key, value in item.gathered().items()}
-            inputs = [gathered.get(id(value), value) for value in inputs]
+        singles = [
+            (wrapped, LocalGradients(self._comm, wrapped.singles, have_changed=wrapped.has_local_singles))
+            for wrapped in self._models.values()
+            if wrapped.pipeline is None
+        ]
         try:
+            for item in visible:
+                item.show_gathered()
+            if inputs is not None:
+                gathered = {key: value for item in visible for key, value in item.gathered().items()}
+                inputs = [gathered.get(id(value), value) for value in inputs]
+            for pipeline in pipelines:
+                pipeline.accepts_backward = True
             torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
         finally:
             for pipeline in pipelines:
@@ -350,6 +358,10 @@ class Fsdp(Stepping):
                 wrapped.average_pending()
             elif wrapped.syncs:
                 wrapped.average_outside()
+        for wrapped, gradients in singles:
+            wrapped.has_local_singles = not wrapped.syncs
+            if wrapped.syncs:
+                gradients.average()
 
     def training_schedule(
         self,
@@ -396,14 +408,12 @@ class Fsdp(Stepping):
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that no backward pass has averaged, and multiply all gradients by ``factor``."""
-        owned = set(map(id, stepped_parameters(*bundle.optimizers)))
         for wrapped in self._models.values():
             wrapped.average_pending()
             wrapped.free_gathered()
-            for value in wrapped.replicated:
-                if id(value) in owned and value.requires_grad:
-                    value.grad = torch.zeros_like(value) if value.grad is None else value.grad
-                    self._comm.all_reduce(value.grad, "mean")
+            if wrapped.has_local_singles:
+                wrapped.has_local_singles = False
+                LocalGradients(self._comm, wrapped.singles, have_changed=True).average()
         multiply_gradients(bundle, factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
@@ -434,7 +444,13 @@ class Fsdp(Stepping):
         return step() if has_closure else step_on_shards(optimizer, step)
 
     def share_state(self) -> None:
-        """Add optimizer states that only ranks of other stages have, without their values; every rank must call."""
+        """Add what only ranks of other stages have: buffers, and optimizer states without values; every rank calls."""
+        for wrapped in self._models.values():
+            if wrapped.pipeline is not None:
+                wrapped.pipeline.share_buffers()
+        self._share_optimizer_states()
+
+    def _share_optimizer_states(self) -> None:
         for wrapped in self._models.values():
             if wrapped.pipeline is not None:
                 self._share_states(wrapped)

@@ -32,6 +32,7 @@ def clip_total_norm(
     A parameter for which ``is_staged`` returns True is on the ranks of one of ``num_stages`` pipeline stages only.
     """
     device = torch.device(world.device)
+    dtype: torch.dtype | None = None
     whole: list[Tensor] = []
     # By the number of ranks that hold the same shard: whatever the mesh is, one message carries the whole norm.
     shards: dict[int, list[Tensor]] = {}
@@ -39,15 +40,19 @@ def clip_total_norm(
         gradient = value.grad
         if gradient is None:
             continue
+        real = sharded.local_shard(gradient).real.dtype
+        # Equal on all ranks, also on those without an element of any shard.
+        dtype = real if dtype is None else torch.promote_types(dtype, real)
         if not sharded.is_sharded(gradient):
             whole.append(gradient)
             continue
         num_holders = world.size // num_stages if is_staged(value) else world.size
         shards.setdefault(sharded.num_copies(gradient, num_holders), []).append(sharded.local_shard(gradient))
     norms = {
-        copies: _norm([shard for shard in own if shard.numel()], norm_type, device) for copies, own in shards.items()
-    } or {1: _norm([], norm_type, device)}
-    replicated_norm = _norm(whole, norm_type, device)
+        copies: _norm([shard for shard in own if shard.numel()], norm_type, device, dtype)
+        for copies, own in shards.items()
+    } or {1: _norm([], norm_type, device, dtype)}
+    replicated_norm = _norm(whole, norm_type, device, dtype)
     if math.isinf(norm_type):
         sharded_norm = functools.reduce(torch.maximum, norms.values())
         total = torch.maximum(comm.all_reduce(sharded_norm, "max"), replicated_norm)
@@ -63,7 +68,7 @@ def clip_total_norm(
     return total
 
 
-def _norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
+def _norm(gradients: list[Tensor], norm_type: float, device: torch.device, dtype: torch.dtype | None) -> Tensor:
     if not gradients:
-        return torch.zeros((), dtype=torch.float32, device=device)
-    return torch.nn.utils.get_total_norm(gradients, norm_type).to(device)
+        return torch.zeros((), dtype=dtype or torch.float32, device=device)
+    return torch.nn.utils.get_total_norm(gradients, norm_type).to(device, dtype)

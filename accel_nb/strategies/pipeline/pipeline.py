@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
@@ -32,9 +33,11 @@ from accel_nb.runtime.tensors.instance_patching import (
 )
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
+from accel_nb.strategies.block_calls import CallHooks, inside
 from accel_nb.strategies.pipeline.chain_probe import ChainProbe, check_chain
-from accel_nb.strategies.pipeline.stage_plan import StagePlan
+from accel_nb.strategies.pipeline.stage_plan import HOOKED, StagePlan
 from accel_nb.strategies.pipeline.stage_run import Stage, StageEndedError, StageInput, StageRun
+from accel_nb.strategies.pipeline.undone_calls import copy_buffers, have_changed, restoring
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 _HALF_TOLERANCE = 5e-2
@@ -52,6 +55,8 @@ class KindOfCall:
     """Whether batches pass in micro-batches; None: no batch had several rows yet."""
     draws: bool | None = None
     """Whether any stage draws random numbers; None before the first call."""
+    writes_buffers: bool | None = None
+    """Whether any stage writes to buffers; None before the first call."""
 
     forms: dict[Any, Forms] = field(default_factory=dict)
     """By the shapes of the arguments."""
@@ -147,6 +152,7 @@ class Pipeline:
         # The hooks of a call gather parameters, so `model.forward(x)` is made a call.
         self._is_called = False
         self._call_hook = model.register_forward_pre_hook(self._note_call, prepend=True)
+        self._hooks = CallHooks(inside(model), counts_library=True)
         self._has_cache_option = "use_cache" in inspect.signature(self._forward).parameters
         self._replaced: list[nn.Module] = []
         # Computes calls of the model in another way, with the backward pass.
@@ -173,11 +179,20 @@ class Pipeline:
             unpatch_instance(block)
         self._replaced.clear()
 
+    @torch.no_grad()
     def share_buffers(self) -> None:
-        """Copy the buffers of each block from its stage to the others; all ranks of a copy must call."""
-        for number, name in enumerate(self.plan.blocks):
-            for value in submodule_at(self.model, name).buffers():
-                self.exchange.comm.broadcast(value, self.plan.rank_of(number))
+        """Copy the buffers of each block from its stage to the others; all ranks of a copy must call.
+
+        Those outside of blocks are copied from the last stage, which alone runs the code after the blocks.
+        """
+        ranks = {
+            id(value): self.plan.rank_of(number)
+            for number, name in enumerate(self.plan.blocks)
+            for value in submodule_at(self.model, name).buffers()
+        }
+        for value in self.model.buffers():
+            # By `data`, which keeps the version: a call may have saved the buffer for its backward pass.
+            self.exchange.comm.broadcast(value.data, ranks.get(id(value), self.exchange.num_ranks - 1))
 
     def _note_call(self, *_: Any) -> None:
         self._is_called = True
@@ -191,6 +206,8 @@ class Pipeline:
             raise MisuseError(
                 f"the forward of {self._kind} calls itself, which stages do not support: train with --pp 1"
             )
+        if self._hooks.exist():
+            raise MisuseError(HOOKED.format(kind=self._kind))
         if self._has_cache_option:
             if kwargs.get("use_cache"):
                 raise MisuseError(
@@ -202,7 +219,9 @@ class Pipeline:
         num_rows = next((value.shape[0] for value in tensors if value.dim()), 0)
         if not num_rows:
             raise MisuseError(f"{self._kind} is called without a batch, which stages need: train with --pp 1")
-        call = ModelCall(self._kind_of(args, kwargs, tensors, num_rows), args, kwargs, tensors, num_rows)
+        with _disable_current_modes():  # which would see that checks read random numbers
+            kind = self._kind_of(args, kwargs, tensors, num_rows)
+        call = ModelCall(kind, args, kwargs, tensors, num_rows)
         return self._compute(call) if self.compute_scheduled is None else self.compute_scheduled(call)
 
     def _compute(self, call: ModelCall) -> Any:
@@ -214,7 +233,7 @@ class Pipeline:
             args, kwargs = self._detach_inputs(args, kwargs, made)
         key = has_gradient, tuple(made.sizes), *call.shapes, torch.is_autocast_enabled()
         forms = kind.forms.get(key)
-        with self.own_random_numbers(kind):
+        with self.own_random_numbers(kind), self._shared_buffers(kind, len(made.sizes)):
             results, found = self._compute_parts(args, kwargs, made, num_rows, forms)
         whole = None if results is None else join(results)
         if forms is None:
@@ -237,7 +256,7 @@ class Pipeline:
         args, kwargs = shard_of((call.args, call.kwargs), call.num_rows, 0, size)
         states = rng.capture(self.device)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), restoring(self.model):
                 _, forms = self._compute_parts(args, kwargs, _Pass([size]), size, None)
         finally:
             rng.restore(states, self.device)
@@ -289,23 +308,34 @@ class Pipeline:
             finally:
                 self._run = None
 
-        return check_chain(self._kind, len(self.plan.blocks), self.device, run)
+        with restoring(self.model):
+            return check_chain(self._kind, len(self.plan.blocks), self.device, run)
 
     def _is_equal_in_parts(self, args: Any, kwargs: Any, num_rows: int) -> bool:
-        """Compute a batch whole and in micro-batches, without dropout, and return whether the outputs are equal."""
-        modes = [(part, part.training) for part in self.model.modules()]
+        """Compute a batch whole and in micro-batches, and return whether the outputs are equal.
+
+        Where random numbers are drawn in training, as for dropout, the outputs in evaluation are compared.
+        """
+        if self.model.training:
+            is_equal, draws = self._compare_parts(args, kwargs, num_rows)
+            if not draws:
+                return is_equal
+        with restoring(self.model):
+            for part in self.model.modules():
+                part.training = False
+            return self._compare_parts(args, kwargs, num_rows)[0]
+
+    def _compare_parts(self, args: Any, kwargs: Any, num_rows: int) -> tuple[bool, bool]:
+        """Return whether outputs of a batch whole and in micro-batches are equal, and whether any stage draws."""
         states = rng.capture(self.device)
-        for part, _ in modes:
-            part.training = False
         try:
-            with torch.no_grad():
+            with torch.no_grad(), restoring(self.model):
                 (whole, _), (parts, _) = (
                     self._compute_parts(args, kwargs, _Pass(sizes), num_rows, None, is_guarded=True)
                     for sizes in ([num_rows], self._sizes(num_rows))
                 )
+            now = rng.capture(self.device)
         finally:
-            for part, mode in modes:
-                part.training = mode
             rng.restore(states, self.device)
         is_equal = False
         if whole is not None and parts is not None:
@@ -313,7 +343,20 @@ class Pipeline:
                 len(tensors) == len(whole[0]) and all(value.dim() and len(value) == size for value in tensors)
                 for tensors, size in zip(parts, self._sizes(num_rows), strict=True)
             ) and all(map(is_close, whole[0], join(parts)))
-        return self.exchange.agree(is_equal)
+        draws = self.exchange.any(any(not torch.equal(now[name], states[name]) for name in states))
+        return self.exchange.agree(is_equal), draws
+
+    @contextmanager
+    def _shared_buffers(self, kind: KindOfCall, num_parts: int) -> Iterator[None]:
+        """Leave on every rank the buffers that its stage or another one has written to."""
+        before = copy_buffers(self.model) if kind.writes_buffers is None else []
+        yield
+        if kind.writes_buffers is None:
+            kind.writes_buffers = self.exchange.any(have_changed(self.model, before))
+            if kind.writes_buffers and num_parts > 1 and self._is_main:
+                warn_at_user_line(_WRITTEN_BUFFERS.format(kind=self._kind, number=num_parts))
+        if kind.writes_buffers:
+            self.share_buffers()
 
     @contextmanager
     def own_random_numbers(self, kind: KindOfCall) -> Iterator[None]:
@@ -322,7 +365,8 @@ class Pipeline:
             yield
             return
         before = rng.capture(self.device, parts=("torch",))
-        seed = int(torch.randint(2**_RANDOM_BITS, (), device="cpu"))
+        with _disable_current_modes():
+            seed = int(torch.randint(2**_RANDOM_BITS, (), device="cpu"))
         after = rng.capture(self.device, parts=("torch",))
         torch.manual_seed(rng.derive_seed(seed, "stage", self.exchange.rank, "data", self._data_index))
         start = rng.capture(self.device, parts=("torch",))
@@ -539,6 +583,10 @@ def is_close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=allowed, atol=allowed * scale, equal_nan=True)
 
 
+_WRITTEN_BUFFERS = (
+    "{kind} writes to buffers in its forward pass, which stages compute for {number} micro-batches, one after the "
+    "other: on one device each batch writes once. Set mesh.micro_batches to 1 if that matters"
+)
 _WHOLE = (
     "{kind}, or its loss, computes with several samples of a batch together: each batch passes through the stages as a "
     "whole, and stages wait for each other. Layers that treat each sample by itself avoid that"

@@ -12,6 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.block_calls import CallHooks, inside
+
+HOOKED = (
+    "hooks inside of a {kind} would be called on one worker only, for each micro-batch: remove them before the model "
+    "is trained, or train with --pp 1"
+)
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,22 @@ def plan_stages(
             if len(blocks) >= 2 * stages_per_rank
             else "train with --pp 1",
         )
-    if is_in_shards and any(isinstance(part, _BatchNorm) for part in model.modules()):
+    if (is_in_shards or stages_per_rank > 1) and any(isinstance(part, _BatchNorm) for part in model.modules()):
         return Refusal(
-            f"{kind} has batch normalization, whose statistics would be those of micro-batches",
-            "set mesh.micro_batches to 1, or use layers that normalize each sample",
+            f"{kind} has batch normalization, whose statistics would be those of micro-batches or of several stages",
+            "set mesh.micro_batches and mesh.stages_per_rank to 1, or use layers that normalize each sample",
+        )
+    if CallHooks(inside(model), counts_library=True).exist():
+        reason, _, remedy = HOOKED.partition(": ")
+        return Refusal(reason.format(kind=kind), remedy)
+    owner = submodule_at(model, name)
+    places = Counter(id(part) for leaf, part in owner.named_modules(remove_duplicate=False) if "." not in leaf)
+    twice = next((part for part in owner.children() if places[id(part)] > 1), None)
+    if twice is not None:
+        return Refusal(
+            f"{kind} has one {innermost_class(twice).__name__} at several places of {name or 'itself'}, and a stage "
+            "would not know at which it is called",
+            "make a module for each place, or train with --pp 1",
         )
     names = tuple(f"{name}.{leaf}" if name else leaf for leaf in blocks)
     if split_points:

@@ -19,8 +19,14 @@ from torch.nn import functional as F
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.distributed.sharded import shard_with_gradient
-from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward, unbound_forward
+from accel_nb.runtime.tensors.instance_patching import (
+    innermost_class,
+    replace_forward,
+    restore_forward,
+    unbound_forward,
+)
 from accel_nb.runtime.tensors.module_paths import submodule_at
+from accel_nb.strategies.block_calls import LATE_HOOK, CallHooks, inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ def _row_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) -> 
     def forward(input: Tensor) -> Tensor:
         layer = module()
         result = exchange.leave(F.linear(input, shard_with_gradient(layer.weight)))
-        return result if layer.bias is None else result + layer.bias
+        return result if layer.bias is None else result + layer.bias.to(result.dtype)  # which autocast may have chosen
 
     return forward
 
@@ -111,8 +117,8 @@ def _whole_forward(module: Callable[[], Any], forward: Any, exchange: LayerExcha
     def enter_parameters(*args: Any, **kwargs: Any) -> Any:
         own = module()._parameters
         before = dict(own)
-        own.update({name: value if value is None else exchange.enter(value) for name, value in before.items()})
         try:
+            own.update({name: value if value is None else exchange.enter(value) for name, value in before.items()})
             return forward(module(), *args, **kwargs)
         finally:
             own.update(before)
@@ -123,12 +129,16 @@ def _whole_forward(module: Callable[[], Any], forward: Any, exchange: LayerExcha
 def _owner_forward(
     module: Callable[[], Any], forward: Any, exchange: LayerExchange, values: Mapping[str, int]
 ) -> Callable[..., Any]:
+    hooks = CallHooks(inside(module()))
+
     def with_own_numbers(*args: Any, **kwargs: Any) -> Any:
         owner = module()
+        if hooks.exist():
+            raise MisuseError(LATE_HOOK.format(kind=innermost_class(owner).__name__, option="tp"))
         attributes = vars(owner)
         before = {name: attributes[name] for name in values}
-        attributes.update(values)
         try:
+            attributes.update(values)
             with exchange.shared_inputs():
                 return forward(owner, *args, **kwargs)
         finally:

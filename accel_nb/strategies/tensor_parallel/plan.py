@@ -18,7 +18,8 @@ from torch import nn
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.strategies.base import Refusal
-from accel_nb.strategies.block_calls import has_hooks
+from accel_nb.strategies.block_calls import CallHooks, inside
+from accel_nb.strategies.module_kinds import kind_of
 from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, join
 from accel_nb.strategies.tensor_parallel.trial import try_group
 from accel_nb.strategies.trials import TrialFailed
@@ -37,6 +38,9 @@ _ROW_NAMES = frozenset(
 )  # fmt: skip
 _HEADS = re.compile(r"(^|_)(n|num|number)?_?.*heads?($|_)|^nheads?$")
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A part of a name that is a number."""
+_HOOKED = "hooks read or change its values"
 _WIDTHS = re.compile(r"embd|embed|dim|hidden|width|d_model|channels")
 
 
@@ -77,7 +81,7 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
     kind = innermost_class(model).__name__
     styles: dict[str, str] = {}
     for name, module in model.named_modules():
-        style = own.get(re.sub(r"\d+", "*", name))
+        style = own.get(_NUMBER.sub("*", name))
         if style is None or style in _LEFT_WHOLE:
             continue
         if style not in _COLUMNS | _ROWS | _WHOLE or (style not in _WHOLE and not _is_linear(module)):
@@ -97,6 +101,9 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
             tuple(leaf for leaf, style in leaves.items() if style in wanted) for wanted in (_COLUMNS, _ROWS, _WHOLE)
         )
         module = submodule_at(model, owner)
+        if CallHooks(inside(module)).exist():
+            plan.left_whole[innermost_class(module).__name__] = _HOOKED
+            continue
         layers = [submodule_at(module, leaf) for leaf in (*columns, *rows)]
         if any(id(value) in tied for layer in layers for value in layer.parameters()):
             continue
@@ -160,8 +167,8 @@ def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
         }
         if len(layers) < 2 or isinstance(owner, nn.ModuleList | nn.ModuleDict) or id(owner) in taken:
             continue
-        if has_hooks(owner):
-            plan.left_whole[innermost_class(owner).__name__] = "hooks read or change its values"
+        if CallHooks(owner.modules(), counts_library=True).exist():
+            plan.left_whole[innermost_class(owner).__name__] = _HOOKED
             continue
         taken.add(id(owner))
         candidates = list(_candidates(layers))
@@ -173,7 +180,7 @@ def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
                         if count % size), None)  # fmt: skip
         if refused is not None:
             return refused
-        key = _kind_of(owner)
+        key = kind_of(owner)
         if key not in verdicts:
             verdicts[key] = _try_candidates(owner, candidates, heads, size)
         verdict = verdicts[key]
@@ -261,14 +268,6 @@ def _head_counts(owner: nn.Module) -> dict[str, int]:
         for name, value in vars(owner).items()
         if type(value) is int and value > 0 and _HEADS.search(name) and not _WIDTHS.search(name) and "size" not in name
     }
-
-
-def _kind_of(owner: nn.Module) -> Any:
-    """Return a key that is equal for modules of one kind: classes, shapes of parameters and attributes."""
-    shapes = tuple((name, tuple(value.shape)) for name, value in owner.named_parameters(remove_duplicate=False))
-    parts = tuple((name, innermost_class(part)) for name, part in owner.named_modules())
-    numbers = tuple((name, value) for name, value in vars(owner).items() if type(value) in (int, float, bool, str))
-    return shapes, parts, tuple(item for item in numbers if item[0] != "training")
 
 
 def _is_linear(module: nn.Module) -> bool:

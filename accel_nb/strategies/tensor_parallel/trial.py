@@ -1,7 +1,7 @@
 """A trial of a division of layers: whether the parts together compute the same as the whole module.
 
-The module is copied in float64 to the CPU, whole and once for each part; threads take the place of ranks. So a trial
-needs no other rank, changes nothing, and cannot leave a rank waiting.
+The module is copied in float64 to the CPU with random weights, whole and once for each part; threads take the place of
+ranks. So a trial needs no other rank, changes nothing, and cannot leave a rank waiting.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision, shard_of
-from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, run_threads
+from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, random_copy, run_threads
 
 _BATCH, _LENGTH = 2, 5
 _TOLERANCE = 1e-9
@@ -38,20 +39,33 @@ def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> b
 
     Outputs, the gradient of the input and those of all parameters are compared; a part has shards of the gradients of
     divided parameters. Return whether in training a part draws other random numbers than the whole, as for dropout.
+    What the module computes in training is compared if it draws none.
     """
     if not _takes_one_argument(owner):
         raise TrialFailed("its forward needs more than one argument, so it cannot be tried")
     own = replace(group, owner="")
-    with rng.fork_rng():
+    with rng.fork_rng(), redirect_stdout(io.StringIO()):  # what the module's code prints
         rng.set_seed(0)
         data = torch.randn(_BATCH, _LENGTH, width, dtype=torch.float64, device="cpu")
         weights = torch.randn(4096, dtype=torch.float64, device="cpu")
-    with redirect_stdout(io.StringIO()):  # what the module's code prints
         try:
-            expected = _run(_copy(owner), data, weights)
+            whole = random_copy(owner, torch.float64)
         except Exception as error:
-            raise TrialFailed(f"it cannot be tried: {type(error).__name__}: {error}") from None
-        outcomes = _run_parts([_part(owner, own, index, size) for index in range(size)], own, data, weights)
+            raise TrialFailed(f"it cannot be copied: {type(error).__name__}: {error}") from None
+        _compare_parts(whole.eval(), own, data, weights, size)
+        if _draws(whole.train(), data):
+            return _draws_otherwise(whole, own, data, size)
+        _compare_parts(whole, own, data, weights, size)
+    return False
+
+
+def _compare_parts(module: nn.Module, own: DividedGroup, data: Tensor, weights: Tensor, size: int) -> None:
+    """Compute a copy of ``module`` whole and in parts; raises `TrialFailed` if results differ."""
+    try:
+        expected = _run(copy.deepcopy(module), data, weights)
+    except Exception as error:
+        raise TrialFailed(f"it cannot be tried: {type(error).__name__}: {error}") from None
+    outcomes = _run_parts([_part(module, own, index, size) for index in range(size)], own, data, weights)
     dims = dict(own.part_names())
     for index, found in enumerate(outcomes):
         pairs = [*zip(found.outputs, expected.outputs, strict=False), (found.input_gradient, expected.input_gradient)]
@@ -68,24 +82,28 @@ def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> b
             pairs.append((part, gradient))
         if not all(is_close(result, wanted, _TOLERANCE) for result, wanted in pairs):
             raise TrialFailed("its parts compute something else than the whole")
-    return _draws_in_parts(owner, own, data, size)
 
 
-def _draws_in_parts(owner: nn.Module, group: DividedGroup, data: Tensor, size: int) -> bool:
-    """Return whether a part draws other random numbers in training than the whole: their generators end differently."""
-    states: list[Tensor] = []
-    part = _part(owner, group, 0, size)
+def _draws(module: nn.Module, data: Tensor) -> bool:
+    """Return whether a module draws random numbers."""
+    return not torch.equal(torch.get_rng_state(), _state_after(copy.deepcopy(module), data))
+
+
+def _draws_otherwise(module: nn.Module, group: DividedGroup, data: Tensor, size: int) -> bool:
+    """Return whether a part draws other random numbers than the whole: their generators end differently."""
+    part = _part(module, group, 0, size)
     LayerDivision(part, [group], LayerExchange(_NoSum()), size)
-    for module in (_copy(owner), part):
-        module.train()
-        with rng.fork_rng(), redirect_stdout(io.StringIO()), torch.no_grad():
-            rng.set_seed(0)
-            try:
-                module(data)
-            except Exception as error:
-                raise TrialFailed(f"in training it raises {type(error).__name__}: {error}") from None
-            states.append(torch.get_rng_state())
-    return not torch.equal(*states)
+    return not torch.equal(_state_after(copy.deepcopy(module), data), _state_after(part, data))
+
+
+def _state_after(module: nn.Module, data: Tensor) -> Tensor:
+    """Return the state of the random generator after a call of a module, and restore it."""
+    with rng.fork_rng(), torch.no_grad():
+        try:
+            module(data)
+        except Exception as error:
+            raise TrialFailed(f"in training it raises {type(error).__name__}: {error}") from None
+        return torch.get_rng_state()
 
 
 def _takes_one_argument(owner: nn.Module) -> bool:
@@ -96,18 +114,15 @@ def _takes_one_argument(owner: nn.Module) -> bool:
     return True
 
 
-def _copy(owner: nn.Module) -> nn.Module:
-    copied = copy.deepcopy(owner).to("cpu", torch.float64).eval()
-    return copied.requires_grad_(True)
-
-
-def _part(owner: nn.Module, group: DividedGroup, index: int, size: int) -> nn.Module:
-    copied = _copy(owner)
-    dims = dict(group.part_names())
-    for name, value in list(copied.named_parameters()):
-        if name in dims:
-            value.data = shard_of(value, dims[name], index, size)
-    return copied
+def _part(module: nn.Module, group: DividedGroup, index: int, size: int) -> nn.Module:
+    """Return a copy of a module with shards of the parameters that are divided."""
+    named = dict(module.named_parameters())
+    shards: dict[int, Any] = {
+        id(named[name]): nn.Parameter(shard_of(named[name], dim, index, size))
+        for name, dim in group.part_names()
+        if name in named
+    }
+    return copy.deepcopy(module, shards)
 
 
 def _run(module: nn.Module, data: Tensor, weights: Tensor) -> _Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Protocol
 
 from accel_nb.config.sections import MetricsOptions
@@ -75,9 +76,9 @@ class Exporters:
 
     def close(self) -> None:
         """Close every exporter. May be called again."""
-        for exporter in reversed(list(self._open)):
+        while self._open:
+            exporter = self._open.pop()
             self._guarded(exporter, exporter.close)
-        self._open.clear()
         self._options = MetricsOptions()
 
     def _is_exported(self, event: Event) -> bool:
@@ -94,10 +95,13 @@ class Exporters:
         try:
             call()
         except Exception:
-            self._open.remove(exporter)
             logger.warning(
                 "%s: export failed and is switched off; the run continues", exporter.describe(), exc_info=True
             )
+            if exporter in self._open:
+                self._open.remove(exporter)
+                with suppress(Exception):  # the failure has been reported
+                    exporter.close()
 
 
 def _selected_exporters(options: MetricsOptions) -> list[tuple[str, Callable[[], Exporter]]]:
@@ -128,7 +132,7 @@ def _selected_exporters(options: MetricsOptions) -> list[tuple[str, Callable[[],
 def _build_exporter(name: str, build: Callable[[], Exporter]) -> Exporter:
     try:
         return build()
-    except (OSError, ImportError) as error:
+    except (OSError, ImportError, ValueError, OverflowError) as error:
         raise ConfigError(f"{name} cannot be used ({error}); use another value, or remove the option") from error
 
 

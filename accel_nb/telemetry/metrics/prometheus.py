@@ -75,7 +75,7 @@ class Textfile(PrometheusMetrics):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._path = Path(path).expanduser()
+        self._path = Path(path).expanduser().absolute()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._write_at = 0.0
 

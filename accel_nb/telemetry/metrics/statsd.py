@@ -25,7 +25,10 @@ def line(sample: Sample, tagged: bool) -> str:
         tags = ",".join(f"{key}:{label}" for key, label in labels.items())
         return f"{name}:{value:.10g}|{kind}" + (f"|#{tags}" if tags else "")
     parts = [name, *(f"rank{label}" if key == "rank" else _escape_label(label) for key, label in labels.items())]
-    return f"{'.'.join(parts)}:{value:.10g}|{kind}"
+    path = ".".join(parts)
+    if kind == "g" and value < 0:  # a sign makes it a change of the gauge
+        return f"{path}:0|g\n{path}:{value:.10g}|g"
+    return f"{path}:{value:.10g}|{kind}"
 
 
 def datagrams(lines: Iterable[str]) -> list[bytes]:

@@ -111,4 +111,16 @@ def json_value(value: Any) -> Any:
         return {str(name): json_value(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list | tuple):
         return [json_value(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    value = plain_number(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def plain_number(value: Any) -> Any:
+    """Return the Python number of a NumPy scalar, or of a tensor of one value; other values unchanged."""
+    item = getattr(value, "item", None)
+    if item is None or not callable(item):
+        return value
+    try:
+        return item()
+    except (RuntimeError, ValueError, TypeError):  # several values, or a method of another kind
+        return value

@@ -15,7 +15,8 @@ from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_cha
 class DvcliveTracker(GeneralTracker):
     """Writes to the folder ``LOGGING_DIR/RUN``; an existing run of that name is continued.
 
-    Without a ``logging_dir`` the folder is that of DVCLive itself, ``dvclive``.
+    Without a ``logging_dir`` the folder is that of DVCLive itself, ``dvclive``, whatever the name of the run: a new run
+    replaces the one there, except on a resume.
     """
 
     name = "dvclive"
@@ -35,7 +36,9 @@ class DvcliveTracker(GeneralTracker):
         super().__init__()
         self.run_id = run_name
         default = "dvclive" if logging_dir is None else Path(logging_dir) / (run_name or "")
-        self.folder = Path(kwargs.pop("dir", None) or default)
+        folder = kwargs.pop("dir", None)
+        self.folder = Path(folder or default)
+        self._continues = bool(folder) or logging_dir is not None
         self._options = {"save_dvc_exp": False, "dvcyaml": None, **kwargs}
         self._live = live
 
@@ -46,13 +49,17 @@ class DvcliveTracker(GeneralTracker):
 
     live = tracker  # the name in Hugging Face Accelerate
 
+    def resume(self, run_id: str, step: int) -> None:
+        """Continue the run in the folder."""
+        self._continues = True
+
     def start(self) -> None:
         """Open the folder."""
         if self._live is not None:
             return
         live: Any = import_module("dvclive").Live
-        has_begun = (self.folder / "metrics.json").exists()
-        self._live = live(**{"dir": str(self.folder), "resume": has_begun, **self._options})
+        resumes = self._continues and (self.folder / "metrics.json").exists()
+        self._live = live(**{"dir": str(self.folder), "resume": resumes, **self._options})
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Log the configuration as parameters."""

@@ -10,6 +10,11 @@ import numpy as np
 from accel_nb.errors import MisuseError
 
 _CHANNELS = (1, 3, 4)
+_OTHER_MODES = {
+    **dict.fromkeys(("P", "CMYK", "YCbCr", "LAB", "HSV", "RGBX"), False),
+    **dict.fromkeys(("PA", "LA", "La", "RGBa"), True),
+}
+"""Modes of PIL images whose channels are not those of L, RGB and RGBA; whether they have transparency."""
 
 
 def pictures(value: Any) -> list[np.ndarray]:
@@ -23,7 +28,7 @@ def pictures(value: Any) -> list[np.ndarray]:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [picture for item in value for picture in pictures(item)]  # pyright: ignore[reportUnknownVariableType]
     detach = getattr(value, "detach", None)
-    array = np.asarray(value) if detach is None else detach().cpu().numpy()
+    array = np.asarray(_as_colors(value)) if detach is None else _as_array(detach())
     shape = array.shape
     if array.dtype.kind not in "biuf" or not 2 <= array.ndim <= 4:
         raise MisuseError(f"log_images got a {type(value).__name__}; a picture is a PIL image, an array or a tensor")
@@ -42,6 +47,19 @@ def pictures(value: Any) -> list[np.ndarray]:
         array = array * 255
     array = array.clip(0, 255).astype(np.uint8)
     return list(array) if array.ndim == 4 else [array]
+
+
+def _as_colors(value: Any) -> Any:
+    """Return a PIL image whose numbers are not brightness, such as one with a palette, in red, green and blue."""
+    mode = getattr(value, "mode", None)
+    if mode not in _OTHER_MODES:
+        return value
+    has_alpha = _OTHER_MODES[mode] or "transparency" in value.info
+    return value.convert("RGBA" if has_alpha else "RGB")
+
+
+def _as_array(tensor: Any) -> np.ndarray:
+    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()  # NumPy has no bfloat16
 
 
 def numbered(name: str, images: Sequence[Any]) -> dict[str, Any]:

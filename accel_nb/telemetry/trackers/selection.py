@@ -72,7 +72,8 @@ def parse_log_with(log_with: Any) -> tuple[str | GeneralTracker, ...]:
             chosen.append(name)
     if problems:
         raise ConfigError(problems)
-    return tuple(dict.fromkeys(chosen))
+    # By identity: a tracker that is a dataclass has no hash.
+    return tuple({item if isinstance(item, str) else id(item): item for item in chosen}.values())
 
 
 def build_trackers(
@@ -104,7 +105,8 @@ def build_trackers(
         if kind.requires_logging_directory or (
             folder is not None and getattr(kind, "accepts_logging_directory", False)
         ):
-            arguments["logging_dir"] = folder
+            # The thread of the trackers opens it later, when the current folder may be another.
+            arguments["logging_dir"] = folder if "://" in os.fspath(folder or "") else os.path.abspath(folder or "")
         trackers.append(kind(**{**arguments, **options.get(item, {})}))
     return trackers
 

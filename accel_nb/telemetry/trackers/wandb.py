@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, flatten_names
+from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, flatten_names
 from accel_nb.telemetry.trackers.pictures import pictures
 
 
@@ -46,10 +46,12 @@ class WandbTracker(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log one row, nested values as ``outer/inner``; ``kwargs`` are passed to ``Run.log``."""
+        self._check_step(step)
         self._run.log(flatten_names(values), step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log pictures; ``kwargs`` are passed to ``wandb.Image``."""
+        self._check_step(step)
         wandb: Any = import_module("wandb")
         rows = {name: [wandb.Image(item, **kwargs) for item in pictures(value)] for name, value in values.items()}
         self._run.log(rows, step=step)
@@ -65,6 +67,7 @@ class WandbTracker(GeneralTracker):
         **kwargs: Any,
     ) -> None:
         """Log a ``wandb.Table`` of rows or of a data frame; ``kwargs`` are passed to ``Run.log``."""
+        self._check_step(step)
         wandb: Any = import_module("wandb")
         names, rows = None if columns is None else list(columns), None if data is None else [list(row) for row in data]
         self._run.log({table_name: wandb.Table(columns=names, data=rows, dataframe=dataframe)}, step=step, **kwargs)
@@ -79,3 +82,8 @@ class WandbTracker(GeneralTracker):
     def finish(self) -> None:
         """Close the run."""
         self._run.finish()
+
+    def _check_step(self, step: int | None) -> None:
+        """Raise `NotKept` for a step before the latest, whose values the backend drops with a warning in its log."""
+        if step is not None and step < self._run.step:
+            raise NotKept(f"tracker {self.name} does not support values of steps before the latest")

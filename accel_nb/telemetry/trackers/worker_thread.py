@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, without_secrets
+from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, plain_number, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class TrackerThread:
         if not self.has_begun:
             self._begin()
         if self._waiting.qsize() < MAX_WAITING:
-            self._waiting.put((values, step, options))
+            self._waiting.put((_snapshot(values), step, options))
         else:
             self._num_dropped += 1
 
@@ -90,21 +90,21 @@ class TrackerThread:
         self._thread.start()
 
     def _run(self) -> None:
-        self._each(lambda tracker: tracker.start())
+        self._each(partial(_call_if_present, "start"))
         if self._config is not None:
             config = self._config
             self._each(lambda tracker: tracker.store_init_configuration(dict(config)))
         self._started.set()
         while (item := self._next_item()) is not None:
             self._each(partial(_log, item) if isinstance(item, tuple) else item)
-        self._each(_flush)
+        self._each(partial(_call_if_present, "flush"))
         self._each(lambda tracker: tracker.finish())
 
     def _next_item(self) -> Any:
         try:
             return self._waiting.get_nowait()
         except queue.Empty:
-            self._each(_flush)
+            self._each(partial(_call_if_present, "flush"))
             return self._waiting.get()
 
     def _each(self, call: Any) -> None:
@@ -115,7 +115,7 @@ class TrackerThread:
                 if str(problem) not in self._unsupported:
                     self._unsupported.add(str(problem))
                     logger.warning("%s; they are not logged there", problem)
-            except Exception:
+            except BaseException:  # SystemExit, or a panic of a library in Rust, must not end the other trackers
                 self._alive.remove(tracker)
                 why = redact(traceback.format_exc().rstrip())  # errors of services may contain addresses and tokens
                 logger.warning(
@@ -141,7 +141,15 @@ def _call(
     function(*arguments, **options, **by_name.get(tracker.name, {}))
 
 
-def _flush(tracker: GeneralTracker) -> None:
-    flush = getattr(tracker, "flush", None)  # trackers written for Hugging Face Accelerate have none
-    if flush is not None:
-        flush()
+def _call_if_present(method: str, tracker: GeneralTracker) -> None:
+    """Call a method that trackers written for Hugging Face Accelerate lack: `flush`, and of older ones `start`."""
+    function = getattr(tracker, method, None)
+    if function is not None:
+        function()
+
+
+def _snapshot(value: Any) -> Any:
+    """Return a value as it is now: the training may change dictionaries and tensors before the thread reads them."""
+    if isinstance(value, Mapping):
+        return {name: _snapshot(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return value if type(value) in (float, int, str) else plain_number(value)

@@ -165,18 +165,20 @@ export class CurveChart {
     return Math.min(MAX_DIGITS, Math.max(MIN_DIGITS, needed));
   }
 
-  /** Zoom: the new range is `factor` times the visible one, and centred at `centre`, a fraction of the visible one. */
+  /**
+   * Zoom: the new range is `factor` times the visible one, and centred at `centre`, a fraction of the visible one. At
+   * the ends of the lines it keeps its width.
+   */
   zoomBy(factor: number, centre: number): void {
     const { min, max } = this.plot?.scales.x ?? {};
     if (typeof min !== 'number' || typeof max !== 'number') {
       return;
     }
-    const middle = min + (max - min) * centre;
-    const half = ((max - min) * factor) / 2;
     const [first, last] = this.extent();
-    const from = Math.max(first, middle - half);
-    const to = Math.min(last, middle + half);
-    this.zoom = from <= first && to >= last ? null : [from, Math.max(to, from + 1e-9)];
+    const width = Math.min((max - min) * factor, last - first);
+    const middle = min + (max - min) * centre;
+    const from = Math.min(Math.max(first, middle - width / 2), last - width);
+    this.zoom = width === last - first ? null : [from, from + Math.max(width, 1e-9)];
     this.refresh();
     this.reportZoom();
   }
@@ -407,7 +409,10 @@ export class CurveChart {
 
   private focusedRange(plot: uPlot): [number, number] | null {
     const hasSlowStart = this.input?.hasSlowStart ?? false;
-    const lines = plot.data.slice(1).map(values => (hasSlowStart ? withoutStart(values) : values));
+    const lines = plot.data
+      .slice(1)
+      .filter((_, index) => plot.series[index + 1]?.show ?? true)
+      .map(values => (hasSlowStart ? withoutStart(values) : values));
     const found = rangeWithoutOutliers(lines.flatMap(values => [...values]));
     return found === null || found[0] === found[1] ? null : found;
   }

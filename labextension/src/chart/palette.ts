@@ -47,7 +47,7 @@ export const MARK_COLORS = {
   failed: '#d55e00',
   interrupted: '#8c6bb1',
   checkpoint: '#009e73',
-  steered: '#0072b2',
+  control: '#0072b2',
   begins: '#7f7f7f'
 } as const satisfies Record<IMark['kind'], string>;
 
@@ -67,7 +67,7 @@ export function markText({ kind, rank, text }: IMark): string {
     case 'begins':
       return `${text} begins`;
     case 'checkpoint':
-    case 'steered':
+    case 'control':
       return text;
   }
 }

@@ -97,7 +97,7 @@ export interface IEarlierRunFacts {
 /** An event at a position on the step axis. */
 export interface IMark {
   readonly x: number;
-  readonly kind: 'nan' | 'skipped' | 'restart' | 'failed' | 'interrupted' | 'checkpoint' | 'steered' | 'begins';
+  readonly kind: 'nan' | 'skipped' | 'restart' | 'failed' | 'interrupted' | 'checkpoint' | 'control' | 'begins';
   readonly rank: number;
   readonly text: string;
 }

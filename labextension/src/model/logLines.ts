@@ -33,9 +33,9 @@ export class LogLines {
 
   append(text: string): void {
     const pieces = (this.incomplete + text).split('\n');
-    this.incomplete = pieces.pop() ?? '';
+    this.incomplete = withoutOverwritten(pieces.pop() ?? '');
     for (const piece of pieces) {
-      this.lines.push(piece);
+      this.lines.push(withoutOverwritten(piece));
     }
     const excess = this.lines.length - MAX_LINES;
     if (excess > 0) {
@@ -68,13 +68,19 @@ export function linesInSight(
   };
 }
 
-/** The text of a line without overwritten parts and control characters; computed on display only. */
+/** The part of a line after its last carriage return, apart from those at its end. */
+function withoutOverwritten(line: string): string {
+  let end = line.length;
+  while (line.charAt(end - 1) === '\r') {
+    end -= 1;
+  }
+  return end === 0 ? '' : line.slice(line.lastIndexOf('\r', end - 1) + 1);
+}
+
+/** The text of a line without control characters; computed on display only. */
 function displayText(raw: string): string {
-  const parts = raw
+  return raw
     .slice(0, 4 * MAX_LINE)
-    .split('\r')
-    .filter(part => part !== '');
-  return (parts[parts.length - 1] ?? '')
     .replace(SEQUENCES, '')
     .replace(CONTROLS, '')
     .slice(0, MAX_LINE);

@@ -181,7 +181,6 @@ export class PanelModel {
         break;
       case 'csv':
         this.resolveCsv?.(answer);
-        this.resolveCsv = null;
         break;
       case 'share':
         this.sharedFile = answer.file ?? '';
@@ -206,14 +205,18 @@ export class PanelModel {
 
   /** Query every row of the run; resolves to null if no kernel answers within `timeoutMs`. */
   queryCsv(timeoutMs: number): Promise<ICsv | null> {
-    return new Promise(resolve => {
+    this.csv ??= new Promise<ICsv | null>(resolve => {
       const timer = setTimeout(() => resolve(null), timeoutMs);
       this.resolveCsv = answer => {
         clearTimeout(timer);
         resolve(answer);
       };
       this.query({ kind: 'csv' });
+    }).finally(() => {
+      this.csv = null;
+      this.resolveCsv = null;
     });
+    return this.csv;
   }
 
   /** Sends a query to the kernel. */
@@ -264,7 +267,7 @@ export class PanelModel {
     tables.set(block.rank, table);
     if (block.table === 'step') {
       this.stepsByName.set(block.name, tables);
-      const isFirst = this.stepsByName.size === 1;
+      const isFirst = this.stepsByName.keys().next().value === block.name;
       this.steps.set(isFirst ? block.rank : FURTHER_LOSSES_KEY + this.steps.size, table);
     } else if (block.table === 'metric') {
       this.metrics.set(block.name, tables);
@@ -307,5 +310,7 @@ export class PanelModel {
   private isReloaded = false;
   /** Whether the page has received messages of the running cell. */
   private hasStarted = false;
+  /** The answer to the query for every row that is under way; null if none is. */
+  private csv: Promise<ICsv | null> | null = null;
   private resolveCsv: ((answer: ICsv) => void) | null = null;
 }

@@ -112,7 +112,9 @@ export class RecentRuns {
         this.latestDetails = parseRunDetails(await this.channel.request('run', { id }));
         this.onChange();
       } catch {
-        this.shownId = null; // it no longer exists
+        if (this.shownId === id) {
+          this.shownId = null; // it no longer exists
+        }
         this.onChange();
       }
     }

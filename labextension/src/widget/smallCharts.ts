@@ -33,7 +33,7 @@ export class SmallCharts {
         this.sections.delete(id);
       }
     }
-    for (const curve of shown) {
+    shown.forEach((curve, index) => {
       let section = this.sections.get(curve.id);
       if (section === undefined) {
         section = new CurveSection(this.model, this.theme, this.signal, this.cursor);
@@ -42,9 +42,13 @@ export class SmallCharts {
         section.node.classList.add('accel-nb-is-small');
         this.sections.set(curve.id, section);
       }
-      this.node.append(section.node); // in the order of the curves
+      // A chart that is moved loses the keyboard's focus.
+      const there = this.node.children[index] ?? null;
+      if (there !== section.node) {
+        this.node.insertBefore(section.node, there);
+      }
       section.draw(curve, HEIGHT);
-    }
+    });
   }
 
   setSmoothing(weight: number | null): void {

@@ -7,6 +7,7 @@ the same result.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
@@ -22,6 +23,8 @@ _TRAINS = frozenset({"backward", "manual_backward"})
 _READS_GRADIENTS = frozenset({"grad"})
 _MAX_CODES = 500
 _MAX_DEPTH = 3
+_METHODS = (types.MethodType, staticmethod, classmethod)
+_PARTIAL = (functools.partial, functools.partialmethod)
 _SKIPPED_MODULES = ("accel_nb.", "torch.utils.data.")
 
 
@@ -83,7 +86,8 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 def _functions_of(value: Any, mentioned: Collection[str], depth: int = 0) -> Iterator[types.FunctionType]:
     """Yield the user's functions behind a value: itself, or those of its methods and attributes in ``mentioned``."""
-    function = getattr(value, "__func__", getattr(value, "func", value))
+    # Not by ``getattr`` with a default: the user's ``__getattr__`` may raise any error.
+    function = value.__func__ if isinstance(value, _METHODS) else value.func if isinstance(value, _PARTIAL) else value
     if isinstance(function, types.FunctionType):
         if is_user_module(function.__module__):
             yield function

@@ -97,7 +97,7 @@ _REDUCTIONS = frozenset(
 _ALONG_DIM = frozenset(
     {
         "_log_softmax", "_softmax", "argsort", "cummax", "cummin", "cumprod", "cumsum", "glu", "kthvalue",
-        "log_softmax", "logcumsumexp", "renorm", "softmax", "sort", "topk",
+        "log_softmax", "logcumsumexp", "softmax", "sort", "topk",
     }
 )  # fmt: skip
 _KEEPING_BATCH = frozenset(
@@ -220,6 +220,8 @@ def _result(call: OperationCall, known: list[SampleDependence], output: Tensor) 
     if name in _ALONG_DIM and isinstance(own, SampleRows) and len(known) == 1:
         return None if arguments.get("dim", -1) % max(first.dim(), 1) == own.dim else own
     if name in _KEEPING_BATCH:
+        if "convolution" in name and call.dependence_of(arguments["weight"]) is not None:
+            return None  # the samples of the weight are channels of the result
         return SampleRows(0) if all(item == SampleRows(0) for item in known) and isinstance(own, SampleRows) else None
     if name in _ELEMENT_LOSSES or name in _ROW_LOSSES:
         return _loss(call, known, output)

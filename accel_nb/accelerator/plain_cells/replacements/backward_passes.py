@@ -87,7 +87,7 @@ class BackwardPasses:
             compute = functools.partial(original, losses, gradients, retain_graph, create_graph, inputs=inputs)
             if stepper.bundle.models and any(isinstance(loss, GradientEdge) for loss in losses):
                 raise MisuseError(_EDGE)
-            if len(gradients) != len(losses) or not all(map(_fits, losses, gradients)):
+            if not losses or len(gradients) != len(losses) or not all(map(_fits, losses, gradients)):
                 compute()
                 return
             stepper.meter.name_loss(caller, losses[0])

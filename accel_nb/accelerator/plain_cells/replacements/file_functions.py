@@ -37,8 +37,8 @@ class FileFunctions:
     def replace_writes(self, stack: ExitStack, functions: ReplacedFunctions, *, is_partial: bool) -> None:
         """Replace functions for files until the stack is closed; without regard to rank 0 in a cell of some ranks."""
         files = self._files
-        files.begin(None if is_partial else self._changed_paths)
         stack.callback(files.discard)
+        files.begin(None if is_partial else self._changed_paths)
         functions.replace_all(file_writes.replacements(files))
         replace_libraries = functools.partial(_replace_libraries, functions, files)
         stack.enter_context(observed_imports(LIBRARIES, replace_libraries))

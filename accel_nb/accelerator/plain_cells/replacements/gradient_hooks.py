@@ -23,8 +23,6 @@ def replace_register_hook(
     def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         if is_user_module(sys._getframe(1).f_globals.get("__name__")):
             loss_check.record_hook()
-            if tensor.is_leaf:
-                calls.clear_layouts()
         return calls.related.register_hook(original, tensor, hook)
 
     return register_hook

@@ -19,12 +19,15 @@ class ImportedNames:
     def __init__(self) -> None:
         # By id: the functions that are replaced now, each with its owner and its name there.
         self._replaced: dict[int, tuple[Any, Any, str]] = {}
+        # By id: the replacements, each with its function.
+        self._replacements: dict[int, tuple[Any, Any]] = {}
         self._bound: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._is_done = False
 
-    def add(self, original: Any, owner: Any, name: str) -> None:
+    def add(self, original: Any, owner: Any, name: str, replacement: Any) -> None:
         """Record that the function ``original`` is replaced where ``owner`` has it as ``name``."""
         self._replaced.setdefault(id(original), (original, owner, name))
+        self._replacements[id(replacement)] = replacement, original
 
     def apply(self, namespace: dict[str, Any]) -> None:
         """Bind the names of a notebook and of the user's modules; does nothing after the first time in a cell."""
@@ -38,13 +41,22 @@ class ImportedNames:
                     scope[key] = function = _forward_to(owner, name, original)
                     self._bound.append((scope, key, original, function))
 
-    def restore(self) -> None:
-        """Bind the names to the original functions again, except for those that the cell has bound to other values."""
+    def restore(self, namespace: dict[str, Any]) -> None:
+        """Bind the names to the original functions again, except for those that the cell has bound to other values.
+
+        So are the names by which the cell has imported functions while they were replaced, in ``namespace`` and in the
+        user's modules.
+        """
         for scope, key, original, function in self._bound:
             if scope.get(key) is function:
                 scope[key] = original
+        for scope in (namespace, *_user_scopes()):
+            for key, value in list(scope.items()):
+                if id(value) in self._replacements:
+                    scope[key] = self._replacements[id(value)][1]
         self._bound.clear()
         self._replaced.clear()
+        self._replacements.clear()
         self._is_done = False
 
 

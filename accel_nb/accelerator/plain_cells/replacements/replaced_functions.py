@@ -28,10 +28,10 @@ class ReplacedFunctions:
         pairs: list[tuple[Any, Any]] = []
         for owner in owners:
             original = getattr(owner, name)
-            self._imported.add(original, owner, name)
             replacement = self._made.get((owner, name, original))
             if replacement is None:
                 replacement = self._made[owner, name, original] = make(original)
+            self._imported.add(original, owner, name, replacement)
             pairs.append((original, replacement))
             self._replaced.append((owner, name, vars(owner).get(name, _INHERITED)))
             setattr(owner, name, replacement)
@@ -51,12 +51,12 @@ class ReplacedFunctions:
         """Bind the names by which a notebook and the user's modules have imported functions to the replacements."""
         self._imported.apply(namespace)
 
-    def restore(self) -> None:
-        """Restore all functions, and the names that were bound."""
+    def restore(self, namespace: dict[str, Any]) -> None:
+        """Restore all functions, and the names of a notebook and of the user's modules that mean replacements."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
             if own is _INHERITED:
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
-        self._imported.restore()
+        self._imported.restore(namespace)

@@ -46,6 +46,16 @@ class RecordedParts:
         living = [(reference(), place) for reference, place in self._places.get(path, ())]
         return {id(part): place for part, place in living if part is not None}
 
+    def find_moved(self, modules: Mapping[str, Any]) -> set[str]:
+        """Return the paths of ``modules`` with a part that was at another place then, there or in another module."""
+        known = {id(part) for reference, *_ in self._parts if (part := reference()) is not None}
+        found: set[str] = set()
+        for path, module in modules.items():
+            places = self.places_of(path)
+            if any(id(part) in known and places.get(id(part)) != now for now, part in _placed_parts(module)):
+                found.add(path)
+        return found
+
     def shared_ids(self, paths: Iterable[str]) -> SharedObjects:
         """Return the ids of the living parts that the modules at ``paths`` had, whichever module contains them now.
 

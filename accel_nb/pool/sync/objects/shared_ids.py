@@ -178,7 +178,8 @@ def state_parts(optimizer: Any) -> dict[StatePart, Any]:
     """Return the tensors in the state of an optimizer's parameters, with the shapes that they have whole."""
     found: dict[StatePart, Any] = {}
     for number, parameter in enumerate(parameters_of(optimizer)):
-        for key, value in (optimizer.state.get(parameter) or {}).items():
+        state = optimizer.state.get(parameter)
+        for key, value in state.items() if isinstance(state, Mapping) else ():
             if is_tensor(value):
                 found[f"{number}:{key}", str(value.dtype), tuple(full_shape(value))] = value
     return found

@@ -68,6 +68,8 @@ def span_of_tensor(tensor: Any) -> MemorySpan | None:
     held = local_shard(tensor)
     if is_lazy(held) or held.layout is not torch.strided or held.is_meta or held.is_quantized or not held.numel():
         return None
+    if held.is_neg():  # its memory has the negative of its values
+        return None
     try:
         start = held.data_ptr()
     except RuntimeError:  # the tensor has no storage, as inside of a function transform
@@ -101,11 +103,11 @@ def span_of(value: Any) -> MemorySpan | None:
 
 
 def _owned_span(value: Any) -> MemorySpan | None:
-    """Return the span of a tensor or array without gaps between its elements; None for others."""
+    """Return the span of a tensor or array without gaps between its elements; None for others, and for conjugates."""
     if not is_tensor(value):
         return span_of(value) if value.flags.c_contiguous else None
-    span = span_of_tensor(value)
-    return span if span is not None and span[1] == local_shard(value).nbytes else None
+    span, held = span_of_tensor(value), local_shard(value)
+    return span if span is not None and span[1] == held.nbytes and not held.is_conj() else None
 
 
 class SharedBlock:

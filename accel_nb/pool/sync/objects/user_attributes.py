@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Mapping
 from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import is_optimizer, is_tensor
+from accel_nb.pool.sync.objects.user_hooks import is_of_engine
 from accel_nb.runtime.tensors.module_paths import parameter_at, submodule_at
 
 _TORCH_ATTRIBUTES = frozenset(
@@ -30,14 +33,17 @@ _OPTIMIZER_PACKAGES = ("torch.", "accel_nb.", "builtins", "typing", "abc")
 def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
     """Return by path the attributes that the user's code has set on a module, its submodules and its parameters.
 
-    Tensors, submodules, hooks, flags and private attributes of torch's layers are not included.
+    Tensors, submodules, hooks, flags and private attributes of torch's layers are not included; ``forward`` is.
     """
     from accel_nb.runtime.tensors.instance_patching import innermost_class  # imports torch
 
     found: dict[str, dict[str, Any]] = {}
+    private_names: dict[type, frozenset[str] | None] = {}
     for path, part in module.named_modules():
-        kinds = [kind for kind in innermost_class(part).__mro__ if kind.__module__.startswith("torch.")]
-        hides_private = len(kinds) > 1  # a layer of torch, or a subclass of one
+        kind = innermost_class(part)
+        if kind not in private_names:
+            private_names[kind] = _private_names(kind)
+        private = private_names[kind]
         hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training engine has set
         own = {
             name: value
@@ -45,11 +51,55 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
             if name not in _TORCH_ATTRIBUTES
             and name not in hidden
             and not name.startswith(("_accel_nb", "__composable_api"))
-            and not (hides_private and name.startswith("_"))
+            and not (name.startswith("_") and (private is None or name in private))
         }
+        if (forward := users_forward(part)) is not None:
+            own["forward"] = forward
         if own:
             found[path] = own
     return found | {path: own for path, value in module.named_parameters() if (own := tensor_attributes(value))}
+
+
+def users_forward(module: Any) -> Any:
+    """Return the ``forward`` that the user's code has set on a module, under those of engines; None if it has not."""
+    from accel_nb.runtime.tensors.instance_patching import forward_of_user, innermost_class  # imports torch
+
+    forward = forward_of_user(module)
+    while forward is not None and is_of_engine(forward):
+        forward = getattr(forward, "__wrapped__", None)
+    usual = getattr(innermost_class(module), "forward", None)
+    return None if getattr(forward, "__func__", forward) is usual else forward
+
+
+def can_set_forward(module: Any) -> bool:
+    """Return whether no engine has replaced the ``forward`` of a module."""
+    from accel_nb.runtime.tensors.instance_patching import is_of_instance  # imports torch
+
+    return not is_of_instance(type(module)) and not is_of_engine(vars(module).get("forward"))
+
+
+def _private_names(kind: type) -> frozenset[str] | None:
+    """Return the private names in the code of those layers of torch that a class inherits from.
+
+    None for a class of torch that inherits from one: all its private attributes are torch's.
+    """
+    layers = [base for base in kind.__mro__ if base.__module__.startswith("torch.")][:-1]
+    if layers and layers[0] is kind:
+        return None
+    return frozenset[str]().union(*map(_names_in_code, layers))
+
+
+@functools.cache
+def _names_in_code(kind: type) -> frozenset[str]:
+    """Return the private names that the methods of a class of torch read and write."""
+    functions = (getattr(item, "__func__", getattr(item, "fget", item)) for item in vars(kind).values())
+    waiting = [item.__code__ for item in functions if isinstance(item, types.FunctionType)]
+    found: set[str] = set()
+    while waiting:
+        code = waiting.pop()
+        found.update(name for name in code.co_names if name.startswith("_"))
+        waiting += [item for item in code.co_consts if isinstance(item, types.CodeType)]
+    return frozenset(found)
 
 
 def attribute_owners(module: Any) -> dict[str, Any]:

@@ -113,9 +113,9 @@ def set_changed_hooks(optimizer: Any, hooks: Mapping[str, Mapping[int, Any]]) ->
 def without_hooks(optimizer: Any) -> Iterator[None]:
     """Remove the user's hooks of an optimizer inside of the block: its state is read and set for another process."""
     held = {name: dict(hooks) for name in OPTIMIZER_HOOKS if (hooks := vars(optimizer).get(name))}
-    if held:
-        set_changed_hooks(optimizer, {})
     try:
+        if held:
+            set_changed_hooks(optimizer, {})
         yield
     finally:
         for name, hooks in held.items():

@@ -21,8 +21,8 @@ from accel_nb.runtime.container_items import items_of
 
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _WEAK = weakref.WeakSet | weakref.WeakKeyDictionary | weakref.WeakValueDictionary
-_OWN_REFERENCES = 3
-"""Those of the list of old objects, of a loop's variable, and of the argument of `sys.getrefcount`."""
+_OWN_REFERENCES = 2
+"""Those of the list of old objects, and of the argument of `sys.getrefcount`."""
 
 
 class ItemsBefore:
@@ -52,7 +52,7 @@ class ItemsBefore:
                 continue
             if type(item).__weakrefoffset__:
                 self._weak.setdefault(path, []).append(weakref.ref(item))
-            elif path not in whole:  # lists, dicts and others have no weak references
+            elif path not in whole:  # there are no weak references to lists and dicts
                 self._other.setdefault(path, []).append(item)
 
     def describe_other_uses(self, but: Collection[str]) -> list[str]:
@@ -62,8 +62,8 @@ class ItemsBefore:
         gc.collect()  # of what refers to the old ones, some may be garbage
         found = [path for path in self._find_used() if path not in but]
         return [
-            f"{readable_path(path)} contains new objects in place of those of before; what else refers to one of "
-            "these has it as it was before the cell"
+            f"{readable_path(path)} contains new objects after the cell; other variables that refer to the earlier "
+            "ones have them as they were before it"
             for path in found
         ]
 
@@ -75,8 +75,12 @@ class ItemsBefore:
         alive = (reference() for reference in self._weak.get(path, ()))
         if any(item is not None and id(item) not in present for item in alive):
             return True
-        others = self._other.get(path, ())
-        return any(sys.getrefcount(item) > _OWN_REFERENCES and id(item) not in present for item in others)
+        others = self._other.get(path, [])
+        # Not by a variable for each, of which Python counts the reference up to 3.13 only.
+        return any(
+            sys.getrefcount(others[number]) > _OWN_REFERENCES and id(others[number]) not in present
+            for number in range(len(others))
+        )
 
 
 def _kept_items(paths: Iterable[str], namespace: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]) -> set[int]:
@@ -100,21 +104,29 @@ def _items(value: Any) -> Iterator[Any]:
 
     Those of weak collections, frozen sets and tuples in it are included.
     """
-    own = {} if isinstance(value, _WEAK) else attributes_of(value) or {}
-    for weak in (item for item in own.values() if isinstance(item, _WEAK)):
-        yield from _items(weak)
-    if isinstance(value, type) or is_module(value):  # its methods, or its parts, come as new ones with it
-        return
+    waiting, seen = [value], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        own = {} if isinstance(value, _WEAK) else attributes_of(value) or {}
+        waiting += [item for item in own.values() if isinstance(item, _WEAK)]
+        if isinstance(value, type) or is_module(value):  # its methods, or its parts, come as new ones with it
+            continue
+        for item in (*_held(value), *own.values()):
+            if isinstance(item, frozenset | tuple):
+                waiting.append(item)
+            elif has_identity(item) and not isinstance(item, weakref.ref):
+                yield item
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """Return the items of a container, and the keys of a dict that refers to them weakly."""
     if isinstance(value, weakref.WeakSet):
-        held = value
-    elif isinstance(value, weakref.WeakKeyDictionary):
-        held = [*value.keys(), *value.values()]
-    elif isinstance(value, dict | weakref.WeakValueDictionary):
-        held = value.values()
-    else:
-        held = items_of(value, sys.maxsize) if isinstance(value, _COLLECTIONS) else ()
-    for item in (*held, *own.values()):
-        if isinstance(item, frozenset | tuple):
-            yield from _items(item)
-        elif has_identity(item) and not isinstance(item, weakref.ref):
-            yield item
+        return value
+    if isinstance(value, weakref.WeakKeyDictionary):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, dict | weakref.WeakValueDictionary):
+        return value.values()
+    return items_of(value, sys.maxsize) if isinstance(value, _COLLECTIONS) else ()

@@ -51,6 +51,7 @@ from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.generators import argument_values
 
 MAX_PARTS = 512
+"""The most objects of a value that have paths, and the most steps of a path."""
 
 _OWN = "own:"
 """The start of the step to an attribute of a module, its submodules or parameters, of an optimizer or a scheduler."""
@@ -80,7 +81,7 @@ def is_at_or_below(path: str, other: str) -> bool:
 def readable_path(path: str) -> str:
     """Return a path as code would write it: ``trainer.optimizer``, ``models[0]``; items of dicts by their number."""
     name, *steps = path.split("@")
-    for step in steps:
+    for step in map(_unquote, steps):
         kind, _, key = step.partition(":")
         name += f"[{key}]" if kind == "item" else f".{key or kind}"
     return name
@@ -90,7 +91,7 @@ def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
     """Return the object at a path; raise LookupError if there is none."""
     name, *steps = path.split("@")
     value = namespace[name]
-    for step in steps:
+    for step in map(_unquote, steps):
         if step.startswith(_OWN) and is_module(value):
             value = _module_attribute(value, step.removeprefix(_OWN))
         elif step.startswith(_ITEM) and isinstance(value, list | tuple | dict):
@@ -107,12 +108,40 @@ def is_below_training_object(path: str) -> bool:
     return f"@{_OWN}" in path
 
 
+def _quote(step: str) -> str:
+    """Return a step without ``@``, which keys of a ModuleDict may contain."""
+    return step.replace("%", "%25").replace("@", "%40")
+
+
+def _unquote(step: str) -> str:
+    return step.replace("%40", "@").replace("%25", "%")
+
+
 def referenced_objects(name: str, value: Any) -> dict[str, Any]:
     """Return by path the mutable objects that a named value refers to, each once, without the value itself."""
     found: dict[str, Any] = {}
     if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _has_only_atoms(value)):
         return found
-    _collect_objects(name, value, {id(value)}, found)
+    seen = {id(value)}
+    waiting = [(name, _steps_to_parts(value, seen))]
+    while waiting:
+        path, steps = waiting[-1]
+        step, child = next(steps, ("", None))
+        if not step:
+            waiting.pop()
+            continue
+        is_atom = isinstance(child, ATOMS) and not (is_builtin_method(child) or is_local_class(child))
+        if is_atom or id(child) in seen or max(len(found), len(waiting)) >= MAX_PARTS:
+            continue
+        below = f"{path}@{_quote(step)}"
+        if is_below_training_object(below) and not _can_change_in_place(child):
+            continue  # it is a part of the attribute, not a reason to send the whole model
+        if _has_path(child):
+            found[below] = child
+        elif not (isinstance(child, tuple | memoryview) or is_csv_writer(child)):
+            continue
+        seen.add(id(child))
+        waiting.append((below, _steps_to_parts(child, seen)))
     return found
 
 
@@ -121,23 +150,12 @@ def _has_only_atoms(value: Any) -> bool:
     return all(type(item) in COMMON_ATOMS for item in items)
 
 
-def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
+def _steps_to_parts(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Return the `_steps` of a value; add the parts of a module to ``seen``, since they are compared with it."""
     if is_module(value):
         seen.update(id(part) for part in value.modules())
         seen.update(id(part) for part in (*value.parameters(), *value.buffers()))
-    for step, child in _steps(value):
-        is_atom = isinstance(child, ATOMS) and not (is_builtin_method(child) or is_local_class(child))
-        if is_atom or id(child) in seen or len(found) >= MAX_PARTS:
-            continue
-        below = f"{path}@{step}"
-        if is_below_training_object(below) and not _can_change_in_place(child):
-            continue  # it is a part of the attribute, not a reason to send the whole model
-        if _has_path(child):
-            found[below] = child
-        elif not (isinstance(child, tuple | memoryview) or is_csv_writer(child)):
-            continue
-        seen.add(id(child))
-        _collect_objects(below, child, seen, found)
+    return _steps(value)
 
 
 def _has_path(value: Any) -> bool:
@@ -200,7 +218,10 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _hooks(value)
         for path, own in user_attributes(value).items():
             prefix = f"{_OWN}{path}." if path else _OWN
-            yield from ((prefix + name, item) for name, item in own.items() if name.isidentifier())
+            # An engine moves the ``forward`` of an instance.
+            yield from (
+                (prefix + name, item) for name, item in own.items() if name.isidentifier() and name != "forward"
+            )
     elif is_optimizer(value) or is_scheduler(value):
         own = optimizer_attributes(value) if is_optimizer(value) else scheduler_attributes(value)
         yield from ((_OWN + name, item) for name, item in own.items() if not has_tensor_keys(item))

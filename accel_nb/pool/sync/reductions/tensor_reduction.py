@@ -17,8 +17,8 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, gradient: Any) -> Any:
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
-        return tensor.__reduce_ex__(5)
-    data = tensor.detach()
+        return reduce_other_leaf(tensor) or tensor.__reduce_ex__(5)
+    data, is_conjugate = _in_memory(tensor)
     device = "cpu"
     if (shared := blocks.share_tensor(data)) is not None:
         held, layout = shared
@@ -27,10 +27,10 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, gradient: Any) -> Any:
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     name = str(data.dtype).removeprefix("torch.")
     if not tensor.is_leaf:
-        rebuilt = _rebuild_inner_tensor, (held, name, layout, device, gradient)
+        rebuilt = _rebuild_inner_tensor, (held, name, layout, device, is_conjugate, gradient)
         own = tensor_attributes(tensor)
         return (*rebuilt, ({}, gradient, own), None, None, _set_tensor_state) if own else rebuilt
-    arguments = held, name, layout, tensor.requires_grad, is_parameter, device
+    arguments = held, name, layout, tensor.requires_grad, is_parameter, device, is_conjugate
     hooks = gradient_hooks(tensor)
     if gradient is not None and type(gradient) is not torch.Tensor:
         gradient = None
@@ -40,22 +40,24 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, gradient: Any) -> Any:
     return _rebuild_tensor, arguments, (hooks, gradient, own), None, None, _set_tensor_state
 
 
-def reduce_leaf_of_subclass(tensor: Any) -> Any:
-    """Reduce a leaf of the user's own tensor class that requires gradients; return None for any other tensor.
+def reduce_other_leaf(tensor: Any) -> Any:
+    """Reduce a leaf that requires gradients, of a user's own tensor class or sparse; return None for other tensors.
 
-    torch rebuilds it as a view of the leaf, so a backward pass would leave it without a gradient.
+    torch rebuilds these as the result of an operation on the leaf, so a backward pass would leave them without a
+    gradient, or without ``requires_grad``.
     """
     import torch
 
     if not (tensor.is_leaf and tensor.requires_grad) or isinstance(tensor, torch.nn.Parameter):
         return None
-    reduced = tensor.__reduce_ex__(5)
+    is_sparse = tensor.layout is not torch.strided
+    reduced = (tensor.detach() if is_sparse else tensor).__reduce_ex__(5)
     if len(reduced) > 2:
         return None
     gradient = tensor.grad
-    if gradient is not None:
+    if gradient is not None and type(gradient) is not torch.Tensor:
         gradient = gradient.as_subclass(torch.Tensor)
-    state = gradient_hooks(tensor), gradient, {}
+    state = gradient_hooks(tensor), gradient, tensor_attributes(tensor) if is_sparse else {}
     return _rebuild_leaf, reduced, state, None, None, _set_tensor_state
 
 
@@ -63,11 +65,11 @@ def reduce_data(tensor: Any, blocks: MemoryBlocks) -> Any:
     """Reduce a tensor without gradients to its data, even if the receiver holds an object with the same memory."""
     import torch
 
-    data = tensor.detach()
-    if data.layout is not torch.strided or data.is_meta or data.is_quantized:
-        return data.__reduce_ex__(5)
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        return tensor.detach().__reduce_ex__(5)
+    data, is_conjugate = _in_memory(tensor)
     device, held, layout = _place(data, blocks)
-    return _rebuild_tensor, (held, str(data.dtype).removeprefix("torch."), layout, False, False, device)
+    return _rebuild_tensor, (held, str(data.dtype).removeprefix("torch."), layout, False, False, device, is_conjugate)
 
 
 def reduce_sharded_view(tensor: Any, blocks: MemoryBlocks) -> Any:
@@ -80,6 +82,15 @@ def reduce_sharded_view(tensor: Any, blocks: MemoryBlocks) -> Any:
     (block, layout), name = found, str(tensor.dtype).removeprefix("torch.")
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     return _rebuild_tensor, (block, name, layout, tensor.requires_grad and tensor.is_leaf, is_parameter, "cpu")
+
+
+def _in_memory(tensor: Any) -> tuple[Any, bool]:
+    """Return the data of a tensor as it is in memory, and whether the tensor is the conjugate of that.
+
+    torch marks the result of ``conj()`` as such. The imaginary part of one is marked as negative: it is copied.
+    """
+    data = tensor.detach().resolve_neg()
+    return (data.conj(), True) if data.is_conj() else (data, False)
 
 
 def _place(data: Any, blocks: MemoryBlocks) -> tuple[str, MemoryBlock, tuple[int, tuple[int, ...], tuple[int, ...]]]:
@@ -102,10 +113,12 @@ def _rebuild_tensor(
     requires_grad: bool,
     is_parameter: bool,
     device: str,
+    is_conjugate: bool = False,
 ) -> Any:
     import torch
 
     tensor = block.tensor(dtype, layout)
+    tensor = tensor.conj() if is_conjugate else tensor
     if device == "worker":
         tensor = tensor.to(default_type().name)
     if is_parameter:
@@ -123,12 +136,17 @@ def _rebuild_leaf(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> An
 
 
 def _rebuild_inner_tensor(
-    block: MemoryBlock | SharedBlock, dtype: str, layout: tuple[Any, Any, Any], device: str, gradient: Any
+    block: MemoryBlock | SharedBlock,
+    dtype: str,
+    layout: tuple[Any, Any, Any],
+    device: str,
+    is_conjugate: bool,
+    gradient: Any,
 ) -> Any:
     """Return a tensor that was computed with gradients in another process; a backward pass to it is refused."""
     from accel_nb.pool.sync.reductions.foreign_graphs import as_computed_elsewhere
 
-    tensor = as_computed_elsewhere(lambda: _rebuild_tensor(block, dtype, layout, False, False, device))
+    tensor = as_computed_elsewhere(lambda: _rebuild_tensor(block, dtype, layout, False, False, device, is_conjugate))
     if gradient is not None:
         tensor.retain_grad()
         tensor.grad = gradient

@@ -96,7 +96,7 @@ from accel_nb.pool.sync.reductions.process_objects import has_type_of_process, i
 from accel_nb.pool.sync.reductions.tensor_reduction import (
     reduce_data,
     reduce_generator,
-    reduce_leaf_of_subclass,
+    reduce_other_leaf,
     reduce_sharded_view,
     reduce_tensor,
 )
@@ -335,7 +335,7 @@ class Pickler(cloudpickle.Pickler):
         torch = sys.modules["torch"]
         if type(obj) in (torch.Tensor, torch.nn.Parameter):
             return reduce_tensor(obj, self._blocks, self._gradient_of(obj))
-        return reduce_leaf_of_subclass(obj)
+        return reduce_other_leaf(obj)
 
     def _reduce_sharded(self, tensor: Any) -> Any:
         """Reduce a sharded tensor to a view of one that the receiver holds, or to the full tensor."""

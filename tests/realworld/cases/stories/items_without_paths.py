@@ -1,5 +1,5 @@
 # Objects in sets and weak sets, and an iterator in an attribute, which other values of the notebook hold too.
-# outcome: told contains new objects in place of those of before
+# outcome: told contains new objects after the cell
 # compare: numbers
 # %%
 import itertools

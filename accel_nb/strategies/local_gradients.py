@@ -1,7 +1,7 @@
-"""Gradients that a backward pass adds without DDP, and that differ among ranks until they are averaged.
+"""Gradients that a backward pass adds and no wrapper averages, and that differ among ranks until they are averaged.
 
-They arise in calls that DDP does not prepare: in evaluation mode, by a second backward pass, of parameters that were
-frozen when DDP was set up.
+With DDP they arise in calls that it does not prepare: in evaluation mode, by a second backward pass, of parameters that
+were frozen when DDP was set up. With FSDP they are those of single numbers, which cannot be divided.
 """
 
 from __future__ import annotations

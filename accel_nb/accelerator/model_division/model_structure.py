@@ -1,0 +1,26 @@
+"""Modules and hooks of a model: while they are the same, a row layout of its calls holds."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import nn
+
+from accel_nb.accelerator.model_division.call_observers import global_hooks
+
+
+def structure_of(model: nn.Module) -> Hashable:
+    """Return the number of hooks that a call or its backward pass runs, and the ids of a model's modules and forwards.
+
+    Reads ``_parameters``: in a sharded model ``model.parameters()`` may gather them, a collective of all ranks.
+    """
+    num_hooks = len(global_hooks())
+    parts: list[int] = []
+    for part in model.modules():
+        num_hooks += len(part._forward_hooks) + len(part._forward_pre_hooks)
+        num_hooks += len(part._backward_hooks) + len(part._backward_pre_hooks)
+        for value in part._parameters.values():
+            if value is not None:
+                num_hooks += len(value._backward_hooks or ()) + len(value._post_accumulate_grad_hooks or ())
+        parts += (id(part), id(vars(part).get("forward")))
+    return num_hooks, tuple(parts)
