@@ -20,7 +20,7 @@ class PaddingCollate:
 
     Samples are sequences, or dicts, tuples and lists with fields that are sequences; other values are collated by
     PyTorch's ``default_collate``. A sequence is a tensor or an array with at least one dim, or a list of numbers. A
-    batch has the container type of its samples.
+    batch is a list, tuple or named tuple as its samples are, or a dict for mappings.
 
     Args:
         pad: The value to pad with, or one for each field by key (position for tuples); other fields are padded with 0.

@@ -201,7 +201,7 @@ def explain_no_resume(loader: DataLoader[Any], position: LoaderPosition) -> str 
 
 
 def skip_first_batches(dataloader: DataLoader[T], num_batches: int = 0) -> SkippedBatchesLoader:
-    """Return an iterable over a prepared loader without this rank's first batches, which are not read.
+    """Return an iterable over a prepared loader without this rank's first batches, which training loops do not read.
 
     Not needed after `Accelerator.load_state`, which resumes prepared loaders. Every rank must call.
     Raises `MisuseError` for a loader that is not prepared, and for an invalid number of batches.

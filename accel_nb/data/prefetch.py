@@ -38,7 +38,7 @@ class _Copied(NamedTuple):
 
 
 class StreamTransfer:
-    """Copies on a separate CUDA stream, concurrent with the current stream.
+    """Copies on a separate CUDA stream, concurrent with the work that is queued on the current stream afterwards.
 
     ``pins`` copies through page-locked memory, without which the copy is not asynchronous; not needed for a loader with
     ``pin_memory=True``.
@@ -51,9 +51,14 @@ class StreamTransfer:
         self._stream = self._kind.new_stream(device)
 
     def start(self, batch: Any) -> _Copied:
-        """Queue the copy on the side stream."""
+        """Queue the copy on the side stream, after the work that the current stream has by now.
+
+        An object that moves itself may have tensors that cannot be found for `record_use`: the memory of an earlier
+        batch, which the copy may reuse, is then no longer read.
+        """
         if self._pins:
             batch = map_tensors(_pinned, batch)
+        self._stream.wait_event(self._kind.current_stream(self._device).record_event())
         with self._kind.on_stream(self._stream):
             moved = to_device(batch, self._device, non_blocking=True)
             return _Copied(moved, self._stream.record_event())
@@ -95,7 +100,7 @@ class BatchPrefetcher(Iterator[BatchAndShare]):
         try:
             batch, share = next(self._source)
             self._waiting.append((self._transfer.start(batch), share))
-        except (StopIteration, Exception) as error:
+        except Exception as error:
             self._waiting.append(error)
 
 

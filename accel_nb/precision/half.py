@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -82,7 +83,7 @@ class Float16:
     ) -> None:
         self._autocast = _autocast(device, torch.float16, autocast or AutocastOptions())
         self._scaler = _scaler(device, scaler or ScalerOptions())
-        self._unscaled: set[int] = set()
+        # By id, the optimizers that have unscaled or stepped since the scale was adapted.
         self._steppables: dict[int, _Steppable] = {}
         self._must_update = False
 
@@ -97,23 +98,24 @@ class Float16:
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss."""
-        if self._must_update or (self._unscaled and self._were_gradients_dropped()):
+        if self._must_update or self._were_gradients_dropped():
             self._update()
         return self._scaler.scale(loss)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the scale, and check them for infinities and NaN."""
-        if id(optimizer) not in self._unscaled:
-            self._scaler.unscale_(self._steppable(optimizer))
-            self._unscaled.add(id(optimizer))
+        steppable = self._steppable(optimizer)
+        if not steppable.is_unscaled:
+            self._scaler.unscale_(steppable)
+            steppable.is_unscaled = True
 
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer unless its gradients overflowed."""
-        steppable = self._steppable(optimizer)
         if not has_gradient(optimizer):
             optimizer.step()  # the scaler raises if there is nothing to unscale
             return True
         self.unscale_(optimizer)
+        steppable = self._steppable(optimizer)
         steppable.ran = False
         self._scaler.step(steppable)
         self._must_update = True
@@ -138,12 +140,15 @@ class Float16:
         scale, which would then be divided by a different one.
         """
         self._scaler.update()
-        self._unscaled.clear()
+        self._steppables.clear()
         self._must_update = False
 
     def _were_gradients_dropped(self) -> bool:
         """Return whether the unscaled gradients were cleared without a step."""
-        return not any(has_gradient(self._steppables[key].optimizer) for key in self._unscaled)
+        unscaled = [steppable for steppable in self._steppables.values() if steppable.is_unscaled]
+        return bool(unscaled) and not any(
+            optimizer is not None and has_gradient(optimizer) for optimizer in (item.optimizer for item in unscaled)
+        )
 
     def _steppable(self, optimizer: Optimizer) -> Any:
         steppable = self._steppables.get(id(optimizer))
@@ -156,20 +161,26 @@ class _Steppable:
     """An optimizer for torch's scaler, which records whether the scaler ran its step.
 
     It has no support for steps that skip themselves on overflow, as fused optimizers do: then it would be unknown
-    whether a step was skipped, on which learning rate schedules depend.
+    whether a step was skipped, on which learning rate schedules depend. It does not keep the optimizer alive.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+        self._reference = weakref.ref(optimizer)
+        self.is_unscaled = False
         self.ran = False
 
     @property
+    def optimizer(self) -> Optimizer | None:
+        return self._reference()
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
+        return [] if self.optimizer is None else self.optimizer.param_groups
 
     def step(self) -> None:
         self.ran = True
-        self.optimizer.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
 
 
 def has_gradient(optimizer: Optimizer) -> bool:

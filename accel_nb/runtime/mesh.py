@@ -168,7 +168,7 @@ def arrange(
 
 
 def _workers(rest: int, size: int, taken: str) -> str:
-    return f"{rest} workers that {size} leave for{taken.removeprefix(' and')}" if taken else f"{size} workers"
+    return f"{rest} workers that remain of {size} after{taken.removeprefix(' and')}" if taken else f"{size} workers"
 
 
 def factors(size: int) -> str:

@@ -419,3 +419,13 @@ def test_tensors_that_are_not_dense_are_refused_with_a_way_to_make_them_dense(
 ) -> None:
     with pytest.raises(MisuseError, match=remedy):
         Collectives(LocalComm()).gather(make())
+
+
+def test_the_mean_of_bools_has_the_default_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        mean = Collectives(LocalComm()).reduce(torch.tensor([True, False]), "mean")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert (mean.dtype, mean.tolist()) == (torch.float64, [1.0, 0.0])

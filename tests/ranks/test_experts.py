@@ -226,7 +226,7 @@ def refuse(world: World) -> None:
         ({"config": {"mesh": {"ep": 2, "pp": 2}}}, "experts are not divided among workers of stages"),
         (
             {"config": {"mesh": {"ep": 4, "tp": 2}}},
-            "mesh.ep is 4, which does not divide the 2 workers that 4 leave for mesh.tp 2; use one of 1, 2",
+            "mesh.ep is 4, which does not divide the 2 workers that remain of 4 after mesh.tp 2; use one of 1, 2",
         ),
     ]
     for options, problem in wrong:

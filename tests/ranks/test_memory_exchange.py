@@ -201,6 +201,36 @@ def test_torch_sends_what_ranks_without_common_memory_exchange(tmp_path, how):
     assert run_ranks(cannot_open, 2, str(tmp_path), how) == [2.0, 2.0]
 
 
+def opened_in_part(world: World, folder: str) -> list[str]:
+    dist.destroy_process_group()
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("a rank has ended")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist.distributed_c10d, "all_reduce", fail)
+        assert "has ended" in raised_by(lambda: DefaultGroup.open(world, f"{folder}/first", timeout_s=20))
+    paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return [path for path in paths if os.path.exists(path) and "accel_nb_exchange" in os.readlink(path)]
+
+
+def test_a_group_that_is_not_opened_leaves_no_descriptor(tmp_path):
+    assert run_ranks(opened_in_part, 2, str(tmp_path)) == [[], []]
+
+
+def waits_without_pidfd(world: World, folder: str) -> bool:
+    opened(world, folder)
+    if world.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delattr(os, "pidfd_open")
+            return exchange()._has_ended(1)
+    return False
+
+
+def test_a_python_without_pidfd_waits_for_ranks(tmp_path):
+    assert run_ranks(waits_without_pidfd, 2, str(tmp_path)) == [False, False]
+
+
 def reopened(world: World, folder: str) -> list[int]:
     comm = opened(world, folder)
     comm.all_gather(torch.ones(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from torch import nn
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import TorchComm
 from accel_nb.runtime.distributed.process_group import DefaultGroup
+from accel_nb.runtime.distributed.shared_group import share_default_group
 from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
 
@@ -189,6 +191,19 @@ def timeout_after_a_replacement(world: World, folder: str) -> float:
 
 def test_a_group_that_replaces_another_has_its_timeout(tmp_path: Path) -> None:
     assert run_ranks(timeout_after_a_replacement, 2, str(tmp_path)) == [60.0] * 2
+
+
+def timeouts_of_a_shared_group(world: World, folder: str) -> list[float]:
+    group = fresh_group(world, folder)
+    share_default_group(60)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+    found = [group._timeout_of_open_group().total_seconds()]
+    dist.destroy_process_group()
+    return [*found, group._timeout_of_open_group().total_seconds()]
+
+
+def test_a_timeout_that_code_sets_ends_with_its_group(tmp_path: Path) -> None:
+    assert run_ranks(timeouts_of_a_shared_group, 2, str(tmp_path)) == [[3, 60]] * 2
 
 
 def talk(world: World) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import (
 )
 
 from accel_nb.config.sections import DataOptions
+from accel_nb.data import prefetch
 from accel_nb.data.order import BatchShare
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import LocalComm
@@ -40,6 +42,54 @@ class RecordingTransfer:
         assert kind == "handle"
         self.log.append(("finish", flat(batch)))
         return batch
+
+
+class FakeStream:
+    """A stream that records the events that it gets."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def record_event(self):
+        self.log.append(f"record on {self.name}")
+        return self.name
+
+    def wait_event(self, event):
+        self.log.append(f"{self.name} waits for {event}")
+
+
+class FakeType:
+    """A type of device with streams."""
+
+    def __init__(self, log):
+        self.current, self.side = FakeStream("current", log), FakeStream("side", log)
+
+    def new_stream(self, device):
+        return self.side
+
+    def current_stream(self, device):
+        return self.current
+
+    def on_stream(self, stream):
+        return nullcontext()
+
+
+def test_a_copy_waits_for_what_reads_the_memory_that_it_may_reuse(monkeypatch):
+    class Graph:
+        """An object that moves itself, and whose tensors nothing else finds."""
+
+        def to(self, device, non_blocking):
+            log.append("copy")
+            return self
+
+    log = []
+    kind = FakeType(log)
+    monkeypatch.setattr(prefetch, "device_type", lambda device: kind)
+    transfer = prefetch.StreamTransfer(torch.device("cpu"), pins=False)
+
+    transfer.finish(transfer.start(Graph()))
+
+    assert log == ["record on current", "side waits for current", "copy", "record on side", "current waits for side"]
 
 
 def test_the_next_batch_is_copied_while_one_is_trained_on():

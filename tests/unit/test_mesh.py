@@ -49,7 +49,7 @@ def test_groups_along_dimensions_divide_the_world() -> None:
 @pytest.mark.parametrize(
     ("tp", "shard", "problem"),
     [(4, None, "mesh.tp is 4, which does not divide the 6 workers; use one of 1, 2, 3, 6"),
-     (2, 2, "fsdp.hybrid_shard_size is 2, which does not divide the 3 workers that 6 leave for mesh.tp 2"),
+     (2, 2, "fsdp.hybrid_shard_size is 2, which does not divide the 3 workers that remain of 6 after mesh.tp 2"),
      (1, 4, "fsdp.hybrid_shard_size is 4, which does not divide the 6 workers; use one of 1, 2, 3, 6")],
 )  # fmt: skip
 def test_degrees_that_do_not_divide_are_refused(tp: int, shard: int | None, problem: str) -> None:

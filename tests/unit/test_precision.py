@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -80,6 +82,25 @@ def test_second_optimizer_is_unscaled_by_the_same_scale_when_the_first_overflowe
     assert precision.step(other_optimizer)
     assert other.tolist() == [0.0]
     assert precision.state_dict()["scale"] < 65536
+
+
+def test_optimizers_that_stepped_or_were_clipped_are_freed() -> None:
+    precision, weight, optimizer = _fp16()
+    other = torch.nn.Parameter(torch.ones(1))
+    clipped: Any = torch.optim.SGD([other], lr=1.0)
+    precision.scale(weight.sum() + other.sum()).backward()
+    precision.unscale_(clipped)
+    assert precision.step(optimizer)
+    references = [weakref.ref(item) for item in (optimizer, clipped)]
+    del optimizer, clipped
+    gc.collect()
+
+    assert [reference() for reference in references] == [None, None]
+    weight.grad = None
+    following = torch.optim.SGD([weight], lr=1.0)
+    precision.scale(weight.sum()).backward()
+    assert precision.step(following)
+    assert weight.tolist() == [-1.0, -1.0]
 
 
 def test_scale_survives_its_state_dict() -> None:

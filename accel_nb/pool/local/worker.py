@@ -92,7 +92,7 @@ class Worker:
         os.close(store)
         self._timeout_s = start.timeout_s
         self.group = DefaultGroup.open(self.world, self._group_store(), timeout_s=start.timeout_s)
-        share_default_group()
+        share_default_group(start.timeout_s)
         module, _, attribute = start.program.partition(":")
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import os
 import struct
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -38,7 +40,7 @@ _NUMPY_DTYPES = frozenset(
     | {torch.bool}
 )
 _ERROR = -1  # sent in place of a digest or a size by a rank that has an error
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class Collectives:
@@ -102,7 +104,7 @@ class Collectives:
     def reduce(self, nested: T, op: Operation = "sum", scale: float = 1.0) -> T:
         """Return the sum, mean, maximum or minimum over ranks, times ``scale``: one collective for each dtype.
 
-        The mean of integers has the default float dtype; the sum of bools is the number of true ones.
+        The mean of integers and bools has the default float dtype; the sum of bools is the number of true ones.
         """
         leaves, problem = _check_tensors("reduce", nested)
         self._verify(f"reduce({op!r})", nested, nested, problem)
@@ -453,19 +455,19 @@ class VerifiedComm:
 def all_reduce_bucketed(comm: Communicator, tensors: Iterable[Tensor], op: Operation = "sum") -> None:
     """Reduce tensors in place, in buckets of 25 MiB; every rank passes the same list."""
     waiting: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    sizes: Counter[tuple[torch.dtype, torch.device]] = Counter()
     for tensor in tensors:
-        bucket = waiting.setdefault((tensor.dtype, tensor.device), [])
-        bucket.append(tensor)
-        if sum(each.numel() * each.element_size() for each in bucket) >= _BUCKET_BYTES:
-            _reduce_bucket(comm, bucket, op)
-            bucket.clear()
+        kind = tensor.dtype, tensor.device
+        waiting.setdefault(kind, []).append(tensor)
+        sizes[kind] += tensor.numel() * tensor.element_size()
+        if sizes[kind] >= _BUCKET_BYTES:
+            _reduce_bucket(comm, waiting.pop(kind), op)
+            del sizes[kind]
     for bucket in waiting.values():
         _reduce_bucket(comm, bucket, op)
 
 
 def _reduce_bucket(comm: Communicator, bucket: list[Tensor], op: Operation) -> None:
-    if not bucket:
-        return
     flat = comm.all_reduce(torch.cat([tensor.detach().reshape(-1) for tensor in bucket]), op)
     for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
         overwrite(tensor.detach(), part.view(tensor.shape))
@@ -552,7 +554,7 @@ def _pad(tensor: Tensor, dim: int, length: int, value: float, pad_first: bool) -
 def _to_reducible(tensor: Tensor, op: Operation) -> Tensor:
     """Return the tensor in a dtype that ``op`` can reduce; the caller's tensor is not changed."""
     if tensor.dtype == torch.bool:
-        tensor = tensor.to(torch.int64 if op == "sum" else torch.uint8 if op in ("max", "min") else torch.float32)
+        tensor = tensor.to(torch.uint8 if op in ("max", "min") else torch.int64)
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.to(torch.get_default_dtype())
     return tensor

@@ -202,7 +202,7 @@ class MemoryExchange:
                 self._processes[other] = os.pidfd_open(self._words[self._lines[other] + _PID])
         except ProcessLookupError:
             return True
-        except OSError:  # a container may forbid it
+        except (OSError, AttributeError):  # a container may forbid it, and builds of Python for older systems lack it
             return False
         poller = select.poll()
         poller.register(self._processes[other], select.POLLIN)

@@ -16,6 +16,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -287,25 +288,25 @@ class DefaultGroup:
         rank, size = self.world.rank, self.world.size
         is_local = self.world.local_size == size > 1 and is_supported(size)
         store, key = c10d._get_default_store(), f"{_KEY_PREFIX}/exchange"
-        descriptor, exchange = None, None
-        try:
-            if is_local and rank == 0:
-                place = ""
-                try:
-                    descriptor, path, token = create_memory(size)
-                    place = f"{token.hex()} {path}"
-                finally:
-                    store.set(key, place)  # the other ranks wait for it
-            if is_local:
-                token, _, path = store.get(key).decode().partition(" ")
-                exchange = MemoryExchange(path, bytes.fromhex(token), rank, size, timeout_s=self._timeout_s)
-        except OSError as error:  # the ranks are on several machines after all, or may not read each other's files
-            logger.debug("no memory for exchanges: %s", error)
-        # This wait is needed without an exchange too: an early exit would close connections that others still open.
-        has_opened = torch.tensor([exchange is not None], dtype=torch.int32, device="cpu")
-        c10d.all_reduce(has_opened, c10d.ReduceOp.MIN)
-        if descriptor is not None:
-            os.close(descriptor)
+        exchange = None
+        with ExitStack() as opened:
+            try:
+                if is_local and rank == 0:
+                    place = ""
+                    try:
+                        descriptor, path, token = create_memory(size)
+                        opened.callback(os.close, descriptor)
+                        place = f"{token.hex()} {path}"
+                    finally:
+                        store.set(key, place)  # the other ranks wait for it
+                if is_local:
+                    token, _, path = store.get(key).decode().partition(" ")
+                    exchange = MemoryExchange(path, bytes.fromhex(token), rank, size, timeout_s=self._timeout_s)
+            except OSError as error:  # the ranks are on several machines after all, or may not read each other's files
+                logger.debug("no memory for exchanges: %s", error)
+            # This wait is needed without an exchange too: an early exit would close connections that others still open.
+            has_opened = torch.tensor([exchange is not None], dtype=torch.int32, device="cpu")
+            c10d.all_reduce(has_opened, c10d.ReduceOp.MIN)
         if exchange is not None and has_opened.item():
             DefaultGroup._exchange = dist.group.WORLD, exchange
 

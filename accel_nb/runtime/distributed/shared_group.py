@@ -1,7 +1,8 @@
 """Use of the worker's default process group by code that was written for ``torchrun``.
 
 Such code calls ``init_process_group`` at its start and ``destroy_process_group`` at its end. In a worker the default
-group exists before the code runs and is needed afterwards: the first call uses the open group, the second does nothing.
+group exists before the code runs and is needed afterwards: the first call uses the open group, the second restores its
+timeout.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def original_function(name: str) -> Callable[..., Any]:
     return getattr(function, _ORIGINAL, function)
 
 
-def share_default_group() -> None:
-    """Replace both functions in this process; a second call has no effect."""
-    for name, make in (("init_process_group", _reuse_open_group), ("destroy_process_group", _keep_default_group)):
+def share_default_group(timeout_s: float) -> None:
+    """Replace both functions in this process, whose groups have this timeout; a second call has no effect."""
+    keep = functools.partial(_keep_default_group, timedelta(seconds=timeout_s))
+    for name, make in (("init_process_group", _reuse_open_group), ("destroy_process_group", keep)):
         original = original_function(name)
         replacement = functools.wraps(original)(make(original))
         setattr(replacement, _ORIGINAL, original)
@@ -64,9 +66,11 @@ def _reuse_open_group(init: Callable[..., Any]) -> Callable[..., Any]:
     return init_process_group
 
 
-def _keep_default_group(destroy: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_default_group(timeout: timedelta, destroy: Callable[..., Any]) -> Callable[..., Any]:
     def destroy_process_group(group: Any = None) -> None:
         if group is not None and group is not dist.group.WORLD:
             destroy(group)
+        elif dist.is_initialized():
+            c10d._set_pg_timeout(timeout)
 
     return destroy_process_group
