@@ -29,17 +29,18 @@ def precision_of(given: Any) -> Any:
 
 
 def accumulation_steps(given: int, plugin: GradientAccumulationPlugin | None) -> int:
-    """Return the micro-batches of a step; raises ValueError if the argument and the plugin have different numbers."""
-    if given == 1:
-        given = int(get_variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
-    if plugin is None or plugin.num_steps is None:
-        return given
-    if given not in (1, plugin.num_steps):
-        raise ValueError(
-            f"gradient_accumulation_steps={given} and num_steps={plugin.num_steps} of gradient_accumulation_plugin "
-            "disagree; give one"
-        )
-    return plugin.num_steps
+    """Return the micro-batches of a step; raises ValueError if the places that set them have different numbers.
+
+    They are set by the argument, by the launcher's variable, and by the plugin; 1 is the default of the first two.
+    """
+    variable = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    values = {"gradient_accumulation_steps": given, f"the variable {variable}": int(get_variable(variable, "1"))}
+    values = {name: value for name, value in values.items() if value != 1}
+    if plugin is not None and plugin.num_steps is not None:
+        values["num_steps of gradient_accumulation_plugin"] = plugin.num_steps
+    if len(set(values.values())) > 1:
+        raise ValueError(f"{', '.join(f'{name}={value}' for name, value in values.items())} disagree; give one")
+    return next(iter(values.values()), 1)
 
 
 def add_defaults(config: Any, step_scheduler_with_optimizer: bool) -> Any:

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from accel_nb.accelerator.options.plugins import ProjectConfiguration as OwnConfiguration
 from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
-from accel_nb.compat.plugins import FullyShardedDataParallelPlugin, TorchDynamoPlugin
+from accel_nb.compat.plugins import FullyShardedDataParallelPlugin, GradientAccumulationPlugin, TorchDynamoPlugin
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import ConfigError, MisuseError
 
@@ -108,6 +108,18 @@ def test_switches_are_read_from_variables_in_all_usual_spellings(
         monkeypatch.setenv(f"ACCELERATE_DYNAMO_USE_{name}", text)
     compiled = TorchDynamoPlugin("eager", fullgraph=False)
     assert (compiled.fullgraph, compiled.dynamic, compiled.use_regional_compilation) == (False, is_on, is_on)
+
+
+def test_a_number_of_micro_batches_that_is_not_the_launchers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    plugin = GradientAccumulationPlugin(num_steps=4)
+    for accelerator in (Accelerator(cpu=True), Accelerator(cpu=True, gradient_accumulation_plugin=plugin)):
+        assert accelerator.gradient_accumulation_steps == 4
+    with pytest.raises(ValueError, match=r"steps=2, the variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 disagree"):
+        Accelerator(cpu=True, gradient_accumulation_steps=2)
+    plugin.num_steps = 2
+    with pytest.raises(ValueError, match=r"STEPS=4, num_steps of gradient_accumulation_plugin=2 disagree"):
+        Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
 
 
 def test_folders_of_a_run_may_be_a_record_of_accel_nb(tmp_path: Path) -> None:
