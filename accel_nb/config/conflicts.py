@@ -190,6 +190,10 @@ def find_idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str
         idle["static"] = "the panel is off"
     if "data.data_seed" in given and not config.data.use_seedable_sampler:
         idle["data.data_seed"] = "data.use_seedable_sampler is off"
+    if config.metrics.statsd is None and "metrics.statsd_tags" in given:
+        idle["metrics.statsd_tags"] = "metrics.statsd is not set"
+    if config.notify.url is None and config.notify.command is None and "notify.after" in given:
+        idle["notify.after"] = "neither notify.url nor notify.command is set"
     if config.checkpoint.dir is None and "checkpoint.total_limit" in given:
         idle["checkpoint.total_limit"] = "checkpoint.dir is not set, so no checkpoint is named step_N"
     return idle

@@ -170,7 +170,10 @@ def _make_shell() -> _Shell:
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "neutral"
-    return _Shell.instance(config=config, user_module=main, user_ns=main.__dict__)
+    shell = _Shell.instance(config=config, user_module=main, user_ns=main.__dict__)
+    display_pub: Any = shell.display_pub
+    display_pub.places = {}  # of all cells: one may update the display of an earlier one
+    return shell
 
 
 @contextmanager
@@ -199,7 +202,6 @@ def _run_cell(shell: _Shell, cell: Any) -> BaseException | None:
     display_pub: Any = shell.display_pub
     hook: Any = shell.displayhook
     shell.put = hook.put = display_pub.put = put
-    display_pub.places = {}
     result = shell.run_cell(cell.source, store_history=True)
     sys.stdout.flush()
     return result.error_before_exec or result.error_in_exec

@@ -189,8 +189,15 @@ class _FlagReader:
 
     def add_defaults(self, flags: Mapping[str, list[str]]) -> None:
         """Add flags that a file sets, where the command line does not; it sets machines as a whole."""
-        if "--nnodes" not in self._own:
-            self._own = {**flags, **self._own}
+        if "--nnodes" in self._own:
+            return
+        if self._is_submitted_later:  # a scheduler connects the machines
+            flags = {name: values for name, values in flags.items() if name == "--nnodes"}
+        self._own = {**flags, **self._own}
+
+    @property
+    def _is_submitted_later(self) -> bool:
+        return "--slurm" in self._own or "--emit" in self._own
 
     def last(self, name: str) -> str | None:
         values = self._own.get(name, [])
@@ -251,7 +258,7 @@ class _FlagReader:
             given.remove("--node-rank")  # true, and what scripts for any number of machines pass
         if not given:
             return
-        if "--slurm" in self._own or "--emit" in self._own:
+        if self._is_submitted_later:
             self._problems.append(f"a scheduler connects its machines itself; remove {' and '.join(given)}")
         elif is_one:
             have = "has" if len(given) == 1 else "have"
@@ -267,6 +274,8 @@ class _FlagReader:
                 )
             elif found[1] in _RESERVED_SBATCH:
                 self._problems.append(f"--sbatch {found[1]} is set by the launch (--nnodes, --gpus); remove it")
+            elif dict(pairs).get(found[1], found[2]) != found[2]:
+                self._problems.append(f"--sbatch {found[1]} is given with two values; remove one of the two")
             else:
                 pairs.append((found[1], found[2]))
         return tuple(pairs)

@@ -470,6 +470,7 @@ PRIVATE_USES = (
             "accelerator/prepare/preparer.py",
             "bigmodel/offload/dispatch.py",
             "bigmodel/offload/layerwise_casting.py",
+            "bigmodel/pipelining/micro_batches.py",
         ),
         (
             "torch.nn.modules.batchnorm._BatchNorm",

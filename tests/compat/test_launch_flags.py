@@ -94,6 +94,13 @@ def test_a_file_of_the_other_package_sets_the_machines_of_a_launch(tmp_path: Pat
     assert (dict(request.imported.layer.values), request.imported.notes) == ({"cpus": 2}, ())
 
 
+def test_a_scheduler_connects_the_machines_of_the_file(tmp_path: Path) -> None:
+    place = {"machine_rank": 1, "main_process_ip": "10.0.0.1", "main_process_port": 29500, "rdzv_backend": "static"}
+    imported(tmp_path, num_processes=4, num_machines=2, use_cpu=True, **place)
+    words = ["--slurm", "--config-file", str(tmp_path / "default_config.yaml"), str(tmp_path / "train.py")]
+    assert "#SBATCH --nodes=2" in LaunchJob.from_request(read_request(words)).batch().text
+
+
 def test_the_file_of_deepspeed_that_a_file_names_is_imported_too(tmp_path: Path) -> None:
     engine = tmp_path / "ds.json"
     engine.write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5}))

@@ -136,8 +136,18 @@ def test_a_process_that_a_script_forks_is_terminated_as_ever(folder: Path):
 
 
 WAITING_CELLS = [
-    "import logging\nlogging.basicConfig(level=logging.INFO)",
-    "logging.info('one')\nimport sys, threading\nsys.stdout.writelines(['two\\n'])\nthreading.Event().wait()",
+    """\
+import logging, sys, threading
+from IPython.display import display
+logging.basicConfig(level=logging.INFO)
+shown = display({"text/html": "a"}, raw=True, display_id=True)
+""",
+    """\
+shown.update({"text/html": "b"}, raw=True)
+logging.info("one")
+sys.stdout.writelines(["two\\n"])
+threading.Event().wait()
+""",
     "print('not run')",
 ]
 
@@ -153,7 +163,8 @@ def test_an_interrupted_notebook_is_written_with_its_outputs_until_then(folder: 
         out, _ = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out) == (128 + signal.SIGINT, "")
     first, second, third = nbformat.read(folder / "ran.ipynb", as_version=4).cells
-    assert (first.outputs, third.outputs) == ([], [])
+    assert [output.data for output in first.outputs] == [{"text/html": "b"}]
+    assert third.outputs == []
     logged, printed, error = second.outputs
     assert (logged.text, printed.text, error.ename) == ("INFO:root:one\n", "two\n", "KeyboardInterrupt")
 

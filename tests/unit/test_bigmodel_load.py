@@ -9,11 +9,13 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from accel_nb.bigmodel import host_memory
 from accel_nb.bigmodel.loading.load import load_checkpoint_in_model
@@ -21,6 +23,7 @@ from accel_nb.bigmodel.loading.tensor_filling import Staging
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.safetensors_reader import DTYPES, open_safetensors
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.devices.registry import device_type
 from tests.support.checkpoints import save_sharded, save_single, save_zeros
 from tests.support.memory import grown_bytes
 from tests.support.transformer import Transformer
@@ -102,6 +105,21 @@ def test_every_dtype_is_read(tmp_path: Path, name: str) -> None:
         expected = {"t": tensor, "empty": tensor[:0], "scalar": tensor[0, 1]}[source.name]
         assert out.shape == expected.shape
         assert torch.equal(out.reshape(-1).view(torch.uint8), expected.clone().reshape(-1).view(torch.uint8))
+
+
+def test_a_copy_whose_end_no_event_shows_has_ended(tmp_path: Path) -> None:
+    class Copies(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.copy_:
+                found.append((kwargs or {}).get("non_blocking", False))
+            return func(*args, **(kwargs or {}))
+
+    found: list[bool] = []
+    save_file({"t": torch.randn(100)}, tmp_path / "a.safetensors")
+    source = open_safetensors(tmp_path).tensors["t"]
+    with Copies():
+        Staging().fill(source, torch.empty(100, device="meta"))
+    assert found == [device_type("meta").has_streams] == [False]
 
 
 def test_staging_uses_its_two_buffers_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -107,3 +108,16 @@ def test_what_cannot_be_pipelined_is_refused() -> None:
         pipeline_devices(dispatch_model(Transformer(), {"": "cpu"}))
     with pytest.raises(ConfigError, match="num_chunks is 0"):
         pipeline_devices(dispatch_model(Transformer(), MAPS["two"]), 0)
+
+
+def test_batch_normalization_sees_the_whole_batch() -> None:
+    resident = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = copy.deepcopy(resident)
+    x = torch.randn(8, 4)
+    pipeline_devices(dispatch_model(model, {"0": "cpu:0", "1": "cpu:1"}), 2)
+    with pytest.raises(MisuseError, match="batch normalization in training mode"):
+        model(x)
+    pipeline_devices(model, 1)
+    assert torch.equal(model(x), resident(x))
+    pipeline_devices(model, 2)
+    torch.testing.assert_close(model.eval()(x), resident.eval()(x))

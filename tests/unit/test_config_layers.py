@@ -292,6 +292,8 @@ def test_settings_without_effect_are_noted():
         ("--scaler.init-scale 8", "precision is no", "--precision auto"),
         ("--scaler.init-scale 8 --precision bf16", "precision is bf16", "--precision fp16"),
         ("--mesh.micro-batches 2", "mesh.pp is 1", "--pp 2"),
+        ("--no-metrics.statsd-tags", "metrics.statsd is not set", "--metrics.statsd h:8125"),
+        ("--notify.after 5", "neither notify.url nor notify.command is set", "--notify.url http://h"),
     ],
 )
 def test_options_of_what_is_off_are_noted(flag: str, reason: str, with_effect: str):

@@ -120,6 +120,7 @@ BAD = {
     "--slurm --emit kubeflow train.py": "only one of the two",
     "--sbatch time=1 train.py": "belongs to --slurm",
     "--slurm --sbatch wrap=id train.py": "is set by the launch",
+    "--slurm --sbatch time=1 --sbatch time=2 train.py": "--sbatch time is given with two values",
     "--slurm --sbatch": "--sbatch needs a value: --sbatch NAME=VALUE",
     "--slurm --nnodes 1:2 train.py": "a fixed number of machines",
     "--image x train.py": "belongs to --emit",

@@ -35,7 +35,8 @@ class Staging:
             return
         flat, kind = out.view(-1), device_type(out.device)
         for begin, part in source.chunks(self._next):
-            flat[begin : begin + part.numel()].copy_(part, non_blocking=True)
+            # Only an event shows the end of a copy, after which the buffer may be filled again.
+            flat[begin : begin + part.numel()].copy_(part, non_blocking=kind.has_streams)
             if kind.has_streams:
                 self._sent[self._turn] = kind.current_stream(out.device).record_event()
         for event in self._sent:

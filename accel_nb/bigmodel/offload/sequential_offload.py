@@ -43,7 +43,7 @@ class UserCpuOffloadHook:
                 for tensor in [*module.parameters(), *module.buffers()]:
                     if tensor.device != self._device:
                         before = tensor.device
-                        tensor.data = tensor.data.to(self._device, non_blocking=True)
+                        tensor.data = tensor.data.to(self._device)
                         self._moved.append((tensor, before))
             except BaseException:  # as from a device without memory
                 self.offload()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.bigmodel.offload.dispatch import get_dispatch_record
 from accel_nb.errors import ConfigError, MisuseError
@@ -25,7 +26,7 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
     outputs are joined along that dim, so the model must return one value for each sample. Results may round differently
     than for the whole batch. Each part runs in a separate thread; the order of random draws is not deterministic.
     `remove_hook_from_submodules` undoes it, and a second call replaces it. Raises `MisuseError` for a model that is not
-    dispatched over several devices.
+    dispatched over several devices; so does a forward whose batch normalization is in training mode.
     """
     handle = get_dispatch_record(model)
     devices = list(dict.fromkeys(handle.compute_devices.values()))
@@ -39,7 +40,8 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
     handle.begin_pipeline()
     for name, device in handle.compute_devices.items():
         handle.wrap(model.get_submodule(name), functools.partial(_with_device, locks, device))
-    handle.wrap(model, functools.partial(_in_micro_batches, locks, num_chunks or 2 * len(devices)))
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    handle.wrap(model, functools.partial(_in_micro_batches, locks, num_chunks or 2 * len(devices), norms))
     return model
 
 
@@ -89,8 +91,10 @@ def _with_device(locks: _DeviceLocks, device: torch.device, inner: Callable[...,
     return forward
 
 
-def _in_micro_batches(locks: _DeviceLocks, num_chunks: int, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that runs ``inner`` on parts of the batch, each in a thread."""
+def _in_micro_batches(
+    locks: _DeviceLocks, num_chunks: int, norms: Sequence[nn.Module], inner: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a forward that runs ``inner`` on parts of the batch, each in a thread; ``norms`` need whole batches."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         size = first_batch_size((args, kwargs))
@@ -100,6 +104,11 @@ def _in_micro_batches(locks: _DeviceLocks, num_chunks: int, inner: Callable[...,
             finally:
                 locks.release_device()
         count = min(num_chunks, size)
+        if count > 1 and any(norm.training for norm in norms):
+            raise MisuseError(
+                "batch normalization in training mode computes statistics of the whole batch, and a pipeline computes "
+                "parts of it; call eval() on the model or on these layers, or pipeline_devices(model, num_chunks=1)"
+            )
         bounds = [size * at // count for at in range(count + 1)]
         modes = _current_modes(locks.devices)
         started = [threading.Event() for _ in bounds]

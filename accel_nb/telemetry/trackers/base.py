@@ -117,10 +117,9 @@ def json_value(value: Any) -> Any:
 
 def plain_number(value: Any) -> Any:
     """Return the Python number of a NumPy scalar, or of a tensor of one value; other values unchanged."""
-    item = getattr(value, "item", None)
-    if item is None or not callable(item):
+    if not hasattr(value, "dtype") or not hasattr(value, "item"):
         return value
     try:
-        return item()
-    except (RuntimeError, ValueError, TypeError):  # several values, or a method of another kind
+        return value.item()
+    except (RuntimeError, ValueError):  # it has several values
         return value

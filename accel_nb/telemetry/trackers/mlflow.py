@@ -19,6 +19,8 @@ _MARK = "accel_nb.run"
 _MAX_METRICS = 1000
 """Maximum number of metrics in one request."""
 _MAX_PARAMS = 100
+_MAX_TAG = 5000
+"""Maximum length of a tag in characters; a longer one is refused."""
 _REFUSED = re.compile(r"[^/\w.\- ]")
 
 
@@ -117,12 +119,15 @@ class MlflowTracker(GeneralTracker):
             self._client.log_batch(self._id, params=params[begin : begin + _MAX_PARAMS])
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers as metrics and strings as tags; ``kwargs`` are passed to ``MlflowClient.log_metric``."""
+        """Log numbers as metrics and strings as tags of at most 5,000 characters.
+
+        ``kwargs`` are passed to ``MlflowClient.log_metric``.
+        """
         metric: Any = import_module("mlflow.entities").Metric
         now = int(time.time() * 1000)
         for name, value in _flatten(values).items():
             if isinstance(value, str):
-                self._client.set_tag(self._id, name, value)
+                self._client.set_tag(self._id, name, value[:_MAX_TAG])
             else:
                 number = int(value) if isinstance(value, bool) else value
                 if kwargs:
