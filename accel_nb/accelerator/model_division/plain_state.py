@@ -67,7 +67,7 @@ def _state_of(value: Any) -> Any:
     if type(value) in _PLAIN or isinstance(value, Enum | type | numpy.generic):
         return value
     if isinstance(value, tuple):
-        return tuple(map(_state_of, value))
+        return tuple(map(_state_of, tuple.__iter__(value)))  # a class of its own may not be iterable
     if isinstance(value, types.MethodType):
         return value.__func__
     return _state_of(value.func) if isinstance(value, functools.partial) else type(value)
