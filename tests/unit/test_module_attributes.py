@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from accel_nb.pool.sync.objects.user_attributes import user_attributes
 from tests.support.namespace_sides import Sides
 
 ONE = torch.ones(1, 1)
@@ -96,3 +97,10 @@ def test_private_attributes_of_the_layers_of_torch_stay_apart(both, kind):
     assert both.bring_back(before) == {}
     assert all(one is two for one, two in zip(weights, model.parameters(), strict=True))
     assert all(one is two for one, two in zip(getattr(model, "_flat_weights", weights), weights, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_the_forward_of_a_scripted_layer_is_not_one_of_the_user():
+    model = nn.Sequential(torch.jit.script(nn.Linear(1, 1)))
+    model(ONE)  # now the attribute is there
+    assert user_attributes(model) == {}
