@@ -135,7 +135,7 @@ class TrainingRun:
         self._resumer.begin_run(resume)
 
     def end(self) -> list[str]:
-        """Wait for the save in the background, and return lines about what was resumed and saved."""
+        """Wait for the save in the background, and return lines, without secrets, about what was resumed and saved."""
         assert self._state is not None
         assert self._resumer is not None
         self._stepper.flush()
@@ -146,7 +146,8 @@ class TrainingRun:
             lines.append(
                 "--every had no effect: no prepared DataLoader was iterated to train; save_state() saves at once"
             )
-        return lines + describe_saves(self._saved, self._options.dir, 0 if autosave is None else autosave.num_postponed)
+        lines += describe_saves(self._saved, self._options.dir, 0 if autosave is None else autosave.num_postponed)
+        return list(map(redact, lines))
 
     def end_interrupted(self) -> list[str]:
         """Return lines about what an interrupted run has saved; waits for others only if all stop at the same step."""
@@ -159,9 +160,9 @@ class TrainingRun:
         try:
             lines = self.end()
         except (CheckpointError, RuntimeError) as error:  # another rank may have ended in the meantime
-            return [f"{stopped}, which was not saved: {error}"]
+            return [redact(f"{stopped}, which was not saved: {error}")]
         if autosave.problem is not None:
-            return [*lines, f"{stopped}, which was not saved: {autosave.problem}"]
+            return [*lines, redact(f"{stopped}, which was not saved: {autosave.problem}")]
         return [*lines, f"{stopped}: --resume auto continues from there"]
 
     def fingerprint(self) -> str | None:

@@ -246,6 +246,19 @@ def test_a_failed_background_save_is_not_reported_as_saved(tmp_path: Path) -> No
     accelerator.close()
 
 
+def test_lines_about_saves_have_no_credentials() -> None:
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = Accelerator(cpu=True, config={"checkpoint": {"dir": "memory://user:hunter2hunter2@box/run"}})
+    accelerator.prepare(model, optimizer)
+    train(accelerator, model, optimizer)
+    accelerator.save_state()
+    [line] = accelerator.end_run()
+    assert "hunter2" not in line
+    assert line.startswith("saved step 1 (1) in memory://")
+    accelerator.close()
+
+
 def test_weights_are_written_for_other_libraries(tmp_path: Path) -> None:
     accelerator, *_ = prepared()
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False))
