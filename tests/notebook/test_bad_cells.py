@@ -224,6 +224,13 @@ def test_interrupt_with_one_rank_asleep_and_one_in_a_collective(kernel):
     )
 
 
+def test_an_interrupt_that_the_cell_handles_is_no_error(kernel):
+    body = "import time\ntry:\n    print('go', flush=True)\n    while True: time.sleep(0.01)\n"
+    output = run(kernel, f"{body}except KeyboardInterrupt: print('ended early')\nlast = 8", interrupt_on="go")
+    assert (output.error, output.stdout) == (None, "go\nended early\n")
+    assert kernel.value("last") == 8
+
+
 def test_an_interrupted_training_keeps_what_it_learned(kernel):
     kernel.run(
         "import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\nbefore = model.weight.detach().clone()\n"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 from accel_nb.config import resolve
 from accel_nb.notebook.cells.cell_analysis import analyze_cell
-from accel_nb.notebook.messages import RankAnswer
+from accel_nb.notebook.messages import RankAnswer, TaskReply
 from accel_nb.notebook.session.namespace_session import NamespaceSession
 from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.pool.engine import EngineFacts
@@ -23,12 +24,21 @@ def pack(session: NamespaceSession, source: str) -> PackedCell:
     return session.pack_cell(Cell(source, tree, 1), analyze_cell(tree, session.namespace), resolve([]), POOL, FACTS)[0]
 
 
+def test_a_setting_that_the_notebook_refuses_is_named_and_costs_nothing_else():
+    limit = sys.getrecursionlimit()
+    replies = TaskReply(settings={"recursion_limit": 1, "argv": sys.argv}), TaskReply()
+    lines = NamespaceSession({}).apply_answers([RankAnswer(rank, "done", reply) for rank, reply in enumerate(replies)])
+    assert [line.partition(":")[0] for line in lines] == ["the notebook keeps its setting recursion_limit"]
+    assert sys.getrecursionlimit() == limit
+
+
 def test_values_of_a_cell_without_answers_are_sent_again():
     session = NamespaceSession({"x": [1], "y": [2]})
-    session.record_answers(pack(session, "y"), [RankAnswer(rank, "done") for rank in range(2)])
-    assert pack(session, "x, y").sent_paths == ["x"]
-    packed = pack(session, "x, y")  # an interrupt has ended the last cell before its request
-    assert packed.sent_paths == ["x"]
+    answers = [RankAnswer(rank, "done") for rank in range(2)]
+    session.record_answers(pack(session, "y"), answers)
+    for _ in range(2):  # an interrupt has ended the first cell before its request
+        packed = pack(session, "x, y")
+        assert {"x", "y"}.intersection(packed.sent_paths) == {"x"}
     assert packed.bodies[0]["settings"]
-    session.record_answers(packed, [RankAnswer(rank, "done") for rank in range(2)])
-    assert pack(session, "x, y").sent_paths == []
+    session.record_answers(packed, answers)
+    assert {"x", "y"}.isdisjoint(pack(session, "x, y").sent_paths)

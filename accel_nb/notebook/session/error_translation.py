@@ -50,6 +50,8 @@ def error_from_answers(
     """
     deaths = [answer for answer in answers if answer.death is not None and not answer.death.is_killed]
     cause = next(iter([*deaths, *(answer for answer in answers if answer.outcome in ("raised", "died"))]), None)
+    if reason == "interrupt" and all(answer.outcome == "done" for answer in answers):
+        return None  # the code has handled the interrupt, and ended
     if reason == "interrupt":
         return with_traceback(KeyboardInterrupt(), [f"KeyboardInterrupt: {_describe_interrupt(answers)}"])
     if reason == "timeout":

@@ -27,7 +27,7 @@ from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME,
 from accel_nb.notebook.session.log_handlers import seek_ends
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
 from accel_nb.notebook.session.own_modules import OwnModules
-from accel_nb.notebook.session.process_settings import apply_settings
+from accel_nb.notebook.session.process_settings import apply_returned
 from accel_nb.notebook.session.replica_check import find_different_names
 from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.notebook.session.set_order import SetOrder
@@ -196,7 +196,7 @@ class NamespaceSession:
         self, cell: Cell, resolved: Resolved, needed: list[str], codes: list[CodeType], sent_paths: list[str]
     ) -> list[str]:
         """Return lines about values that are not the same on the workers: sets, caches, open files, hashes."""
-        self._set_order.record_sent(map(root_name, sent_paths), self.namespace)
+        self._set_order.record_sent(dict.fromkeys(map(root_name, sent_paths)), self.namespace)
         lines = self._set_order.describe(cell.tree, needed)
         lines += _describe_caches(sent_paths, self.namespace)
         lines += [] if resolved.config.bring_back else _describe_files(needed, self.namespace)
@@ -242,7 +242,7 @@ class NamespaceSession:
         """
         lines: list[str] = []
         for answer in answers:
-            apply_settings(answer.reply.settings)
+            lines += apply_returned(answer.reply.settings)
             self._environment.record_returned(answer.reply.settings)
             returned = answer.reply.returned
             if returned is None:

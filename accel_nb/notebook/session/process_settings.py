@@ -178,6 +178,19 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
         _SETTERS[name](value)
 
 
+def apply_returned(settings: Mapping[str, Any]) -> list[str]:
+    """Apply settings that a cell has changed; return a line for each that this process refuses."""
+    lines: list[str] = []
+    for name, value in settings.items():
+        try:
+            _SETTERS[name](value)
+        except Exception as error:  # the values of the cell are applied even so
+            lines.append(
+                f"the notebook keeps its setting {name}: the cell's is refused here ({type(error).__name__}: {error})"
+            )
+    return lines
+
+
 def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values, and the folder, import path, variables and number of threads, which are set in other ways."""
     found = _read_values(before)
