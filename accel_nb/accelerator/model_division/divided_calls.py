@@ -457,6 +457,7 @@ class DividedCalls:
                 tolerance=self._tolerance,
                 shards_params=self._stepper.strategy.capabilities.shards_params,
                 is_compiled=is_compiled,
+                has_stages=self._has_stages,
             )
 
     def _has_swapped_parameters(self, model: nn.Module) -> bool:

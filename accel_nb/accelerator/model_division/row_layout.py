@@ -15,6 +15,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
@@ -114,13 +115,15 @@ def find_layout(
     tolerance: float,
     shards_params: bool = False,
     is_compiled: bool = False,
+    has_stages: bool = False,
 ) -> RowLayout | DivisionRefusal:
     """Return the row layout of a model's call, found by computing a few rows; the model and random states are restored.
 
     Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
     two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
     Objects of the user's modules are searched for stored values. With ``shards_params`` the strategy replaces
-    parameters in a forward pass.
+    parameters in a forward pass. With ``has_stages`` each rank draws for its own blocks and micro-batches, so draws are
+    not compared, and dropout layers are left out.
     """
     for leaf in find_leaves([args, kwargs]):
         if not isinstance(leaf, (Tensor, *_PLAIN, *_CODE)):
@@ -130,7 +133,9 @@ def find_layout(
         return DivisionRefusal("it takes tensors of a subclass, or sparse ones")
     refusal: DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
-        check = _LayoutCheck(model, forward, args, kwargs, tensors, dims, total, tolerance, shards_params, is_compiled)
+        check = _LayoutCheck(
+            model, forward, args, kwargs, tensors, dims, total, tolerance, shards_params, is_compiled, has_stages
+        )
         found = check.run()
         if isinstance(found, RowLayout):
             return found
@@ -177,10 +182,11 @@ class _LayoutCheck:
         tolerance: float,
         shards_params: bool,
         is_compiled: bool,
+        has_stages: bool,
     ) -> None:
         self._model, self._forward, self._nested = model, forward, (list(args), dict(kwargs))
         self._tensors, self._dims, self._total, self._tolerance = tensors, dims, total, tolerance
-        self._shards_params, self._is_compiled = shards_params, is_compiled
+        self._shards_params, self._is_compiled, self._has_stages = shards_params, is_compiled, has_stages
 
     def run(self) -> RowLayout | DivisionRefusal:
         """Compute the rows together and in two parts, and return the layout, or why the results differ."""
@@ -300,8 +306,10 @@ class _LayoutCheck:
         tensors = [*parameters, *self._model.named_buffers(), *state.uncopied]
         writes = None if self._is_compiled else TensorWrites(tensors)
         states = rng.capture(device)
-        norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
-        for part in norms:
+        trained = [part for part in self._model.modules() if part.training]
+        norms = [part for part in trained if isinstance(part, _BatchNorm)]
+        evaluated = [*norms, *(part for part in trained if self._has_stages and isinstance(part, _DropoutNd))]
+        for part in evaluated:
             part.training = False
         try:
             with contextlib.ExitStack() as stack:
@@ -313,7 +321,8 @@ class _LayoutCheck:
                 stack.enter_context(code.observe())
                 if writes is not None:
                     stack.enter_context(writes)
-                    stack.enter_context(random)
+                    if not self._has_stages:
+                        stack.enter_context(random)
                     stack.enter_context(random_reads)
                     stack.enter_context(observed_reads(reads.append))
                 output = self._forward(*args, **kwargs)
@@ -324,7 +333,7 @@ class _LayoutCheck:
             if is_whole and writes is not None and state.changes().of_user:
                 repeated = self._find_repeated_changes(args, kwargs)
         finally:
-            for part in norms:
+            for part in evaluated:
                 part.training = True
             rewritten = [] if writes is None else writes.unchanged()
             changes = state.restore()
