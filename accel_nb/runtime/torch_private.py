@@ -420,6 +420,7 @@ PRIVATE_USES = (
         ),
         (
             "torch.nn.modules.batchnorm._BatchNorm",
+            "torch.nn.modules.dropout._DropoutNd",
             "torch.nn.utils.parametrize._cache",
             "torch.utils._python_dispatch",
             "torch.ops.aten._cudnn_rnn",

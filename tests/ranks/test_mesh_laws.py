@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import by_hand, flat, gpt, loss_of, optimizers
@@ -221,3 +222,25 @@ def test_checkpoints_of_every_mesh_go_on_in_every_other(mesh: str, saved: list[P
     for found in run_ranks(go_on, LAYOUTS[mesh].size, LAYOUTS[mesh], saved, timeout_s=500):
         for folder, weights in zip(saved, found, strict=True):
             assert (weights - whole).abs().max() < CLOSE, folder.name
+
+
+def divide_rows_in_a_cell(world: World, mesh: dict[str, int]) -> str:
+    """Train a plain loop on four ranks, and return what is told of the objects."""
+    accelerator = Accelerator(world=world, cpu=True, config={"mesh": mesh})
+    cells = PlainCells(accelerator)
+    with cells.run_cell():
+        model, loader = gpt(dropout=0.2), batches((8, 8))
+        [optimizer] = optimizers(model, "sgd")
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+        found = str(accelerator.describe()["objects"])
+    accelerator.close()
+    return found
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"cp": 2}, {"pp": 2}], ids=str)
+def test_trials_and_checks_are_not_taken_for_code_of_the_model(mesh: dict[str, int]) -> None:
+    for found in run_ranks(divide_rows_in_a_cell, 4, mesh):
+        assert "batch 8 = 2 x 4 rows" in found

@@ -483,6 +483,7 @@ class DividedCalls:
                 shards_params=self._stepper.strategy.capabilities.shards_params,
                 is_compiled=is_compiled,
                 device=self._comm.world.device,
+                has_stages=self._has_stages,
             )
 
     def _has_swapped_parameters(self, model: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_nb.accelerator.model_division.value_reads import is_shaped_by_values
+from accel_nb.runtime.distributed.sharded import is_sharded
 from accel_nb.runtime.tensors.nested import find_tensors
 
 
@@ -33,10 +34,12 @@ class RandomReads(TorchDispatchMode):
             self.has_read = True
         if depends or torch.Tag.nondeterministic_seeded in func.tags:
             for tensor in find_tensors([result]):
-                if tensor.layout is torch.strided and tensor.numel():
-                    self._drawn[_address(tensor)] = tensor.detach()
+                if address := _address(tensor):
+                    self._drawn[address] = tensor.detach()
         return result
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    """Return the address of a tensor's memory; 0 if it has none of its own, as one that is divided among ranks."""
+    has_memory = tensor.layout is torch.strided and not is_sharded(tensor)
+    return tensor.untyped_storage().data_ptr() if has_memory else 0

@@ -15,6 +15,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from accel_nb.accelerator.model_division.argument_changes import (
     CHANGES_ARGUMENTS,
@@ -125,13 +126,15 @@ def find_layout(
     device: str,
     shards_params: bool = False,
     is_compiled: bool = False,
+    has_stages: bool = False,
 ) -> RowLayout | DivisionRefusal:
     """Return the row layout of a model's call, found by computing a few rows; the model and random states are restored.
 
     Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
     two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
     Objects of the user's modules are searched for stored values. ``device`` is this rank's. With ``shards_params`` the
-    strategy replaces parameters in a forward pass.
+    strategy replaces parameters in a forward pass. With ``has_stages`` each rank draws for its own blocks and
+    micro-batches, so draws are not compared, and dropout layers are left out.
     """
     for leaf in find_leaves([args, kwargs]):
         if not isinstance(leaf, (Tensor, *_PLAIN, *_CODE)):
@@ -142,7 +145,18 @@ def find_layout(
     refusal: DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
         check = _LayoutCheck(
-            model, forward, args, kwargs, tensors, dims, total, tolerance, device, shards_params, is_compiled
+            model,
+            forward,
+            args,
+            kwargs,
+            tensors,
+            dims,
+            total,
+            tolerance,
+            device,
+            shards_params,
+            is_compiled,
+            has_stages,
         )
         found = check.run()
         if isinstance(found, RowLayout):
@@ -191,10 +205,12 @@ class _LayoutCheck:
         device: str,
         shards_params: bool,
         is_compiled: bool,
+        has_stages: bool,
     ) -> None:
         self._model, self._forward, self._nested = model, forward, (list(args), dict(kwargs))
         self._tensors, self._dims, self._total, self._tolerance = tensors, dims, total, tolerance
         self._device, self._shards_params, self._is_compiled = device, shards_params, is_compiled
+        self._has_stages = has_stages
 
     def run(self) -> RowLayout | DivisionRefusal:
         """Compute the rows together and in two parts, and return the layout, or why the results differ."""
@@ -314,8 +330,10 @@ class _LayoutCheck:
         tensors = [*parameters, *self._model.named_buffers(), *state.uncopied]
         writes = None if self._is_compiled else TensorWrites(tensors)
         states = rng.capture(self._device)
-        norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
-        for part in norms:
+        trained = [part for part in self._model.modules() if part.training]
+        norms = [part for part in trained if isinstance(part, _BatchNorm)]
+        evaluated = [*norms, *(part for part in trained if self._has_stages and isinstance(part, _DropoutNd))]
+        for part in evaluated:
             part.training = False
         try:
             with contextlib.ExitStack() as stack:
@@ -327,7 +345,8 @@ class _LayoutCheck:
                 stack.enter_context(code.observe())
                 if writes is not None:
                     stack.enter_context(writes)
-                    stack.enter_context(random)
+                    if not self._has_stages:
+                        stack.enter_context(random)
                     stack.enter_context(random_reads)
                     stack.enter_context(observed_reads(reads.append))
                 output = self._forward(*args, **kwargs)
@@ -339,7 +358,7 @@ class _LayoutCheck:
             if is_whole and not changes_arguments and writes is not None and state.changes().of_user:
                 repeated = self._find_repeated_changes(args, kwargs)
         finally:
-            for part in norms:
+            for part in evaluated:
                 part.training = True
             rewritten = [] if writes is None else writes.unchanged()
             changes = state.restore()

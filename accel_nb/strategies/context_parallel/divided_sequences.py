@@ -32,7 +32,7 @@ from accel_nb.strategies.context_parallel.block_plan import (
 )
 from accel_nb.strategies.context_parallel.sharded_functions import replaced_functions
 from accel_nb.strategies.module_kinds import kind_of
-from accel_nb.strategies.trials import TrialFailed, copy_without_hooks
+from accel_nb.strategies.trials import TrialFailed, copy_without_hooks, run_threads
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -204,7 +204,8 @@ class SequenceDivision:
             part.training = original.training
         plan, why = None, "it cannot be tried on another worker"
         try:
-            plan = plan_block(copied, args, kwargs, self._exchange.size)
+            # In another thread: what observes this one, such as modes of torch, would see a model that trains itself.
+            [plan] = run_threads(1, lambda *_: plan_block(copied, args, kwargs, self._exchange.size))
         except TrialFailed as failed:
             why = str(failed)
         if not self._exchange.agree(plan is not None):
