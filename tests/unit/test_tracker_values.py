@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -166,3 +167,12 @@ def test_dvclive_continues_a_run_of_its_name(
         tracker.resume("second", 3)
     tracker.start()
     assert opened[0]["resume"] is continues
+
+
+def test_a_line_that_was_cut_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").write_text('{"step": 1}\n{"ste')
+    feed = TrackerThread(build_trackers(("jsonl",), "run", tmp_path, {}), None)
+    feed.log({"loss": 1.0}, 2, {})
+    feed.close()
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert (len(lines), json.loads(lines[-1])["values"]) == (3, {"loss": 1.0})

@@ -41,7 +41,10 @@ class JsonlTracker(GeneralTracker):
     def start(self) -> None:
         """Open the file for appending."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_cut = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
         self._file = self.path.open("a", encoding="utf-8")
+        if is_cut:  # by the end of a process in a write
+            self._file.write("\n")
         if self._resumed_step is not None:
             self._write({"resumed": {"step": self._resumed_step}})
 
