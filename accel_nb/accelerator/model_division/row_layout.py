@@ -312,14 +312,7 @@ class _LayoutCheck:
         self, rows: list[int], start: int, total: int, draws: DrawnShapes | ComparedShapes, *, is_whole: bool = False
     ) -> _Run:
         """Compute some rows and restore all state; with ``is_whole`` examine which state and random numbers matter."""
-        dims = iter(self._dims)
-
-        def choose(tensor: Tensor) -> Tensor:
-            dim = next(dims)
-            chosen = tensor.detach()
-            return chosen if dim is None else chosen.index_select(dim, torch.tensor(rows, device=tensor.device))
-
-        args, kwargs = arguments = copied_arguments(map_tensors(choose, self._nested))
+        args, kwargs = arguments = copied_arguments(self._select(rows))
         argument_changes = ArgumentChanges(arguments)
         random = RowRandom(start, len(rows), total, draws)
         random_reads, code = RandomReads(), BackwardCode()
@@ -330,36 +323,27 @@ class _LayoutCheck:
         tensors = [*parameters, *self._model.named_buffers(), *state.uncopied]
         writes = None if self._is_compiled else TensorWrites(tensors)
         states = rng.capture(self._device)
-        trained = [part for part in self._model.modules() if part.training]
-        norms = [part for part in trained if isinstance(part, _BatchNorm)]
-        evaluated = [*norms, *(part for part in trained if self._has_stages and isinstance(part, _DropoutNd))]
-        for part in evaluated:
-            part.training = False
         try:
-            with contextlib.ExitStack() as stack:
-                # The mode is that of the call, since a model may read it. Two exceptions: hooks that gather sharded
-                # parameters expect a backward pass after this, and a compiled model would be compiled a second time.
-                if self._shards_params or self._is_compiled:
-                    stack.enter_context(torch.no_grad())
-                stack.enter_context(contextlib.redirect_stdout(printed))
-                stack.enter_context(code.observe())
-                if writes is not None:
-                    stack.enter_context(writes)
-                    if not self._has_stages:
-                        stack.enter_context(random)
-                    stack.enter_context(random_reads)
-                    stack.enter_context(observed_reads(reads.append))
-                output = self._forward(*args, **kwargs)
-            changes_arguments = argument_changes.has_any()
-            weights = [_weight_of(tensor) for tensor in find_tensors(output)]
-            output = map_tensors(lambda tensor: tensor.detach().clone(), output)
-            used = rng.capture(self._device, parts=("python", "numpy"))
-            repeated = ()
-            if is_whole and not changes_arguments and writes is not None and state.changes().of_user:
-                repeated = self._find_repeated_changes(args, kwargs)
+            with self._fixed_layers() as has_norms:
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(self._grad_mode())
+                    stack.enter_context(contextlib.redirect_stdout(printed))
+                    stack.enter_context(code.observe())
+                    if writes is not None:
+                        stack.enter_context(writes)
+                        if not self._has_stages:
+                            stack.enter_context(random)
+                        stack.enter_context(random_reads)
+                        stack.enter_context(observed_reads(reads.append))
+                    output = self._forward(*args, **kwargs)
+                changes_arguments = argument_changes.has_any()
+                weights = [_weight_of(tensor) for tensor in find_tensors(output)]
+                output = map_tensors(lambda tensor: tensor.detach().clone(), output)
+                used = rng.capture(self._device, parts=("python", "numpy"))
+                repeated = ()
+                if is_whole and not changes_arguments and writes is not None and state.changes().of_user:
+                    repeated = self._find_repeated_changes(args, kwargs)
         finally:
-            for part in evaluated:
-                part.training = True
             rewritten = [] if writes is None else writes.unchanged()
             changes = state.restore()
             written = {} if writes is None else writes.restore()
@@ -378,9 +362,45 @@ class _LayoutCheck:
             has_read_random=random_reads.has_read,
             repeated_changes=repeated,
             rewritten=rewritten,
-            has_recomputation=code.has_checkpoints and bool(norms or random.has_drawn),
+            has_recomputation=code.has_checkpoints and (has_norms or random.has_drawn),
             has_own_gradients=code.has_own_gradients,
         )
+
+    def _select(self, rows: list[int]) -> Any:
+        """Return the arguments with some of their rows."""
+        dims = iter(self._dims)
+
+        def choose(tensor: Tensor) -> Tensor:
+            dim = next(dims)
+            chosen = tensor.detach()
+            return chosen if dim is None else chosen.index_select(dim, torch.tensor(rows, device=tensor.device))
+
+        return map_tensors(choose, self._nested)
+
+    def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context with the mode of the call, since a model may read it, or without gradients in two cases.
+
+        Hooks that gather sharded parameters expect a backward pass after a call with gradients, and a compiled model
+        would be compiled a second time.
+        """
+        return torch.no_grad() if self._shards_params or self._is_compiled else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _fixed_layers(self) -> Iterator[bool]:
+        """Normalize by stored statistics in the block, not by those of the batch; yield whether that differs.
+
+        With stages, whose ranks draw for their own blocks, dropout layers are left out too.
+        """
+        trained = [part for part in self._model.modules() if part.training]
+        norms = [part for part in trained if isinstance(part, _BatchNorm)]
+        fixed = [*norms, *(part for part in trained if self._has_stages and isinstance(part, _DropoutNd))]
+        try:
+            for part in fixed:
+                part.training = False
+            yield bool(norms)
+        finally:
+            for part in fixed:
+                part.training = True
 
     def _take_snapshot(self) -> ModuleSnapshot:
         return ModuleSnapshot(self._model, shards_params=self._shards_params)
