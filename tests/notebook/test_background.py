@@ -74,7 +74,7 @@ def test_a_run_is_controlled_attached_to_and_comes_back_between_two_cells(kernel
     assert re.search(r"step \d+ is being saved\n$", say(kernel, "checkpoint"))
     kernel.run("session = get_ipython().magics_manager.magics['cell']['accelerate'].__self__.session")
     kernel.run(
-        "from accel_nb.telemetry.actions import MapMemory\nwish = session.last_run.controls.request(MapMemory())"
+        "from accel_nb.telemetry.actions import MapMemory\nrequest = session.last_run.controls.request(MapMemory())"
     )
     assert kernel.value("(request.wait(20), request.text)") == (True, NO_MEMORY_MAP)
     looked = say(kernel, "inspect num_steps model nothing").splitlines()
