@@ -17,7 +17,7 @@ class OptionConflict:
 
 
 ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
-"""Pairs of options that exclude each other; the option from the stronger layer replaces the other one."""
+"""Pairs of options that exclude each other; the option from the source that takes precedence replaces the other one."""
 
 
 def find_conflicts(config: Config) -> list[OptionConflict]:

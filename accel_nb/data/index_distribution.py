@@ -81,7 +81,7 @@ class DataShard:
 class IndexSampler:
     """The inner loader's sampler: yields this rank's share of the indices that the loader's own sampler draws.
 
-    ``latest`` holds the shares of batches that the newest iteration has drawn and not yet delivered. Without
+    ``pending_shares`` holds the shares of batches that the newest iteration has drawn and not yet delivered. Without
     ``yields_lists`` the items are not lists of samples, and are yielded unchanged. With ``seed``, torch's
     ``RandomSampler`` is replaced by one whose order depends on seed and epoch only.
     """

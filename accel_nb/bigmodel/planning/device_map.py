@@ -210,7 +210,7 @@ def main_device(places: Iterable[Device]) -> Device:
 
 
 def _place_of_part(tree: ModuleTree, part: str, device_map: Mapping[str, Device]) -> Device:
-    """Return the place of a part's first tensor, as `Arrangement` names places."""
+    """Return the place of a part's first tensor, with cpu and disk as strings; cpu if the map has none for it."""
     own = (
         name
         for index in sorted(tree.tensor_indices(part))
