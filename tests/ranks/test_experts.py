@@ -203,7 +203,7 @@ def refuse(world: World) -> None:
     for layer in normed.layers:
         layer[0].experts = Normed(4)
     problems: list[tuple[nn.Module, str]] = [
-        (nn.Linear(2, 2), r"mesh\.ep 2 finds no experts to divide in the Linear \(no module has num_experts\): train"),
+        (nn.Linear(2, 2), r"the Linear has no experts that mesh\.ep 2 can divide \(no module has num_experts\): train"),
         (
             odd,
             r"layers\.0\.0\.experts of the Sparse has 3 experts, which mesh\.ep 2 does not divide: use mesh\.ep 1, 3",
