@@ -1,4 +1,4 @@
-"""Export for other libraries: weights as safetensors with the usual index, and plain values."""
+"""Export for other libraries: weights as safetensors with Hugging Face's index file, and single values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?
 class WeightWriter:
     """Writes ``model.safetensors``, or shards with ``model.safetensors.index.json``, of tensors in the order they come.
 
-    With ``dtype`` floating-point tensors are converted to it. Holds the tensors of at most one file. The folder changes
-    only in `finish`, which also raises earlier errors, so that ranks that gather the tensors can iterate over all of
-    them. Raises `MisuseError` for an invalid size or dtype.
+    With ``dtype`` floating-point tensors are converted to it. Holds the tensors of at most one file. Before
+    `finish`, only temporary files are written, and existing files stay as they are. `finish` also raises earlier
+    errors, so that ranks that gather the tensors can iterate over all of them. Raises `MisuseError` for an invalid size
+    or dtype.
     """
 
     def __init__(
@@ -62,7 +63,10 @@ class WeightWriter:
             self._shard = {}
 
     def finish(self) -> None:
-        """Rename the files to their final names, and remove those of an earlier save."""
+        """Write the last file and the index, rename the files, and remove those of an earlier save.
+
+        Raises the first error of `add` or of writing, without leaving temporary files.
+        """
         if self._problem is None and (self._shard or not self._written):
             try:
                 self._write()
@@ -99,7 +103,8 @@ class WeightWriter:
 def drop_tied_duplicates(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
     """Return the weights with one name for each tensor.
 
-    Complete tensors are the same if they share memory; for others the names in each group of ``ties`` are one tensor.
+    Tensors are the same if address, shape, strides, dtype and conjugate and negative bits are equal. For shards, empty
+    tensors and tensors without memory, ``ties`` decides: the names in each of its groups are one tensor.
     """
     later = {name for first, *others in ties for name in others}
     kept: dict[str, Any] = {}
@@ -138,7 +143,10 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
 
 
 def copy_if_shared(value: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """Return a contiguous tensor that shares no memory with others, as safetensors requires; views become values."""
+    """Return a contiguous tensor that shares no memory with others, as safetensors requires.
+
+    Lazy conjugations and negations are computed (`resolve_conj`, `resolve_neg`).
+    """
     value = value.resolve_conj().resolve_neg()
     storages = {other.untyped_storage().data_ptr() for other in others}
     if value.untyped_storage().data_ptr() in storages:

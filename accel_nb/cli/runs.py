@@ -19,16 +19,16 @@ from accel_nb.runtime.strict_json import name_non_finite
 _MAX_SHOWN = 4
 
 
-def run(words: Sequence[str]) -> str:
+def run(arguments: Sequence[str]) -> str:
     """Run one of the commands and return its output. Raise ConfigError for wrong arguments and unknown runs."""
-    options = _parse_arguments(words)
-    facts, lines = options.act(RunRegistry(), options)
+    options = _parse_arguments(arguments)
+    data, lines = options.act(RunRegistry(), options)
     if options.json:
-        return json.dumps(name_non_finite(facts), indent=2, allow_nan=False) + "\n"
+        return json.dumps(name_non_finite(data), indent=2, allow_nan=False) + "\n"
     return "\n".join(lines) + "\n"
 
 
-def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(prog="accel-nb runs", description="Show the runs that were recorded on this machine.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     listing = _command(commands, _list, "the runs, newest first")
@@ -52,7 +52,7 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     star.add_argument("--star", dest="star", action="store_true", default=None, help="add the star")
     star.add_argument("--unstar", dest="star", action="store_false", help="remove the star")
     _command(commands, _open, "the folder of a run").add_argument("run", metavar="RUN", help=_RUN)
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 _RUN = "an id, a unique part of an id, a name, or last"
@@ -84,14 +84,14 @@ def _list(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list
             run.id,
             f"* {run.title}" if run.labels.is_starred else run.title,
             run.outcome,
-            _clock(run.started),
+            _format_time(run.started),
             _took(run),
             _metrics(run.metrics, _MAX_SHOWN),
             ", ".join(run.labels.tags),
         )
         for run in found
     ]
-    nothing = f"no run is recorded in {registry.folder}" if not every else f"none of {len(every)} runs is as requested"
+    nothing = f"no run is recorded in {registry.folder}" if not every else f"no run of {len(every)} matches the filters"
     return [asdict(run) for run in found], _table(rows) if found else [nothing]
 
 
@@ -136,7 +136,7 @@ def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list
         ("notebook", run.notebook),
         ("target", " ".join([run.target, *run.args])),
         ("outcome", run.outcome if run.exit_code is None else f"{run.outcome}, exit code {run.exit_code}"),
-        ("started", _clock(run.started)),
+        ("started", _format_time(run.started)),
         ("took", _took(run)),
         ("steps", run.num_steps),
         ("metrics", _metrics(run.metrics, None)),
@@ -189,7 +189,7 @@ def _number(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _clock(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 

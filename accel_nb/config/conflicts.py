@@ -17,7 +17,7 @@ class OptionConflict:
 
 
 ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
-"""Pairs of options that exclude each other; the option from the stronger layer replaces the other one."""
+"""Pairs of options that exclude each other; the option from the source that takes precedence replaces the other one."""
 
 
 def find_conflicts(config: Config) -> list[OptionConflict]:
@@ -42,7 +42,10 @@ def find_conflicts(config: Config) -> list[OptionConflict]:
     if config.fsdp.wrap == "classes" and not config.fsdp.classes:
         found.append(OptionConflict(("fsdp.wrap",), "no classes are given; set fsdp.classes"))
     if config.fsdp.float8_gather and config.precision == "fp8" and config.fp8.recipe != "tensorwise":
-        message = f"{config.fp8.recipe} scales weights in two ways, which needs the unrounded weights: use tensorwise"
+        message = (
+            f"{config.fp8.recipe} scales weights by rows and by columns, which needs the unrounded weights: use "
+            "tensorwise"
+        )
         found.append(OptionConflict(("fp8.recipe", "fsdp.float8_gather"), message))
     if config.fsdp.float8_gather and config.fsdp.cpu_offload:
         message = "weights in host memory are gathered in the format of the computation; remove one of the two"
@@ -116,16 +119,16 @@ def _mesh_conflicts(config: Config) -> list[OptionConflict]:
         if config.tpus is not None:
             found.append(OptionConflict(("tpus", option), "on a TPU models are not divided; remove one of the two"))
         if config.precision in ("fp16", "fp8"):
-            message = f"{what} compute in no, bf16 or auto; change one of the two"
+            message = f"{what} support precision no, bf16 and auto; change one of the two"
             found.append(OptionConflict(("precision", option), message))
         if config.compile.backend != "no":
             message = f"{what} are not compiled; remove one of the two"
             found.append(OptionConflict(("compile.backend", option), message))
     if config.mesh.ep > 1 and config.mesh.pp > 1:
-        message = "experts are not divided among workers of stages; set one of the two to 1"
+        message = "expert and pipeline parallelism cannot be combined; set one of the two to 1"
         found.append(OptionConflict(("mesh.ep", "mesh.pp"), message))
     if config.mesh.cp > 1 and config.mesh.pp > 1:
-        message = "sequences are not divided among workers of stages; set one of the two to 1"
+        message = "sequence and pipeline parallelism cannot be combined; set one of the two to 1"
         found.append(OptionConflict(("mesh.cp", "mesh.pp"), message))
     stages = config.mesh.pp * config.mesh.stages_per_rank
     if config.mesh.split_points and len(config.mesh.split_points) != stages - 1:
@@ -154,9 +157,9 @@ def rank_problems(config: Config, size: int) -> dict[str, str]:
     return problems
 
 
-def find_idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
+def find_unused_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     """Return the reason for each given option that has no effect in this config."""
-    idle = {
+    unused = {
         name: f"it belongs to {option.section}, and strategy is {config.strategy}"
         for name in given
         if (option := OPTIONS[name]).section in STRATEGY_SECTIONS and config.strategy not in ("auto", option.section)
@@ -164,36 +167,36 @@ def find_idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str
     hook = config.ddp.comm_hook
     for name, wrap in (("min_params", "size"), ("classes", "classes")):
         if f"fsdp.{name}" in given and config.fsdp.wrap != wrap:
-            idle.setdefault(f"fsdp.{name}", f"fsdp.wrap is {config.fsdp.wrap}")
+            unused.setdefault(f"fsdp.{name}", f"fsdp.wrap is {config.fsdp.wrap}")
     for name in ("offload_parameters", "prefetch_size", "persistent_size", "weights"):
         if f"deepspeed.{name}" in given and config.deepspeed.zero_stage < 3:
-            idle.setdefault(f"deepspeed.{name}", f"deepspeed.zero_stage is {config.deepspeed.zero_stage}")
+            unused.setdefault(f"deepspeed.{name}", f"deepspeed.zero_stage is {config.deepspeed.zero_stage}")
     for name in given:
         if name.startswith("engine.") and name not in ("engine.kind", "engine.nodes") and config.engine.kind == "local":
-            idle[name] = "engine.kind is local"
+            unused[name] = "engine.kind is local"
         if name == "ddp.comm_wrapper" and hook == "no" and config.ddp.comm_wrapper != "no":
-            idle.setdefault(name, "it wraps ddp.comm_hook, which is no")
+            unused.setdefault(name, "it wraps ddp.comm_hook, which is no")
         if name.startswith("ddp.power_sgd_") and hook != "power_sgd":
-            idle.setdefault(name, f"ddp.comm_hook is {hook}")
+            unused.setdefault(name, f"ddp.comm_hook is {hook}")
     if config.memory is not None and config.strategy != "auto" and "memory" in given:
-        idle["memory"] = f"only strategy auto makes a plan, and strategy is {config.strategy}"
+        unused["memory"] = f"only strategy auto forecasts memory, and strategy is {config.strategy}"
     for name in given:
         if (name.startswith("fp8.") or name == "fsdp.float8_gather") and config.precision != "fp8":
-            idle[name] = f"precision is {config.precision}"
+            unused[name] = f"precision is {config.precision}"
         if name.startswith("scaler.") and config.precision not in ("fp16", "auto"):
-            idle[name] = f"precision is {config.precision}"
+            unused[name] = f"precision is {config.precision}"
         if name.startswith("compile.") and name != "compile.backend" and config.compile.backend == "no":
-            idle[name] = "compile.backend is no"
+            unused[name] = "compile.backend is no"
     if config.mesh.pp == 1 and "mesh.micro_batches" in given:
-        idle["mesh.micro_batches"] = "mesh.pp is 1"
+        unused["mesh.micro_batches"] = "mesh.pp is 1"
     if config.static and not config.panel and "static" in given:
-        idle["static"] = "the panel is off"
+        unused["static"] = "the panel is off"
     if "data.data_seed" in given and not config.data.use_seedable_sampler:
-        idle["data.data_seed"] = "data.use_seedable_sampler is off"
+        unused["data.data_seed"] = "data.use_seedable_sampler is off"
     if config.metrics.statsd is None and "metrics.statsd_tags" in given:
-        idle["metrics.statsd_tags"] = "metrics.statsd is not set"
+        unused["metrics.statsd_tags"] = "metrics.statsd is not set"
     if config.notify.url is None and config.notify.command is None and "notify.after" in given:
-        idle["notify.after"] = "neither notify.url nor notify.command is set"
+        unused["notify.after"] = "neither notify.url nor notify.command is set"
     if config.checkpoint.dir is None and "checkpoint.total_limit" in given:
-        idle["checkpoint.total_limit"] = "checkpoint.dir is not set, so no checkpoint is named step_N"
-    return idle
+        unused["checkpoint.total_limit"] = "checkpoint.dir is not set, so no checkpoint is named step_N"
+    return unused

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from accel_nb.config.conflicts import ALTERNATIVES, find_conflicts, find_idle_options, rank_problems, world_problems
+from accel_nb.config.conflicts import ALTERNATIVES, find_conflicts, find_unused_options, rank_problems, world_problems
 from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SCHEMA_VERSION, SECTIONS, Config
 from accel_nb.config.yaml_documents import read_options
@@ -271,7 +271,7 @@ def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None
         raise ConfigError(list(dict.fromkeys(problems)))
     notes += [
         f"{option} from {origins[option]} has no effect: {reason}"
-        for option, reason in find_idle_options(config, values).items()
+        for option, reason in find_unused_options(config, values).items()
     ]
     return Resolved(config, _all_origins(origins), tuple(notes))
 

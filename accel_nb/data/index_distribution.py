@@ -31,7 +31,7 @@ from accel_nb.data.order import (
     even_length,
     flag_last,
     grouped,
-    num_groups,
+    num_global_batches,
     whole_batch_share,
 )
 from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
@@ -61,7 +61,7 @@ class ReadMode:
 
 @dataclass(frozen=True)
 class DataShard:
-    """The share ``index`` of ``count`` of the data that this rank reads; ranks that share a model read the same one.
+    """The part ``index`` of ``count`` of the data that this rank reads; ranks that divide one model read the same part.
 
     ``is_even``: every rank has equally many samples, with repeats if needed.
     """
@@ -69,21 +69,26 @@ class DataShard:
     comm: Communicator
     index: int
     count: int
-    group_size: int = 1
+    batches_per_global_batch: int = 1
     is_even: bool = False
     mode: ReadMode = field(default_factory=ReadMode)
 
     def drops_incomplete(self, drop_last: bool) -> bool:
-        """Return whether an incomplete group is dropped: all ranks have equally many samples, and none is repeated."""
-        return self.is_even and drop_last and self.group_size > 1
+        """Return whether an incomplete global batch is dropped, as ranks have equally many samples without repeats."""
+        return self.is_even and drop_last and self.batches_per_global_batch > 1
+
+    def drops_incomplete_of(self, loader: DataLoader[Any]) -> bool:
+        """Return whether an incomplete global batch of a loader is dropped, by its option or its batch sampler's."""
+        return self.drops_incomplete(loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False)))
 
 
 class IndexSampler:
-    """The inner loader's sampler: yields this rank's share of the indices that the loader's own sampler draws.
+    """The sampler of the DataLoader that reads this rank's samples.
 
-    ``latest`` holds the shares of batches that the newest iteration has drawn and not yet delivered. Without
-    ``yields_lists`` the items are not lists of samples, and are yielded unchanged. With ``seed``, torch's
-    ``RandomSampler`` is replaced by one whose order depends on seed and epoch only.
+    It yields this rank's share of the indices that the sampler of the given loader draws. ``pending_shares``
+    holds the shares of batches that the newest iteration has drawn and not yet delivered. Without ``yields_lists`` the
+    items are not lists of samples, and are yielded unchanged. With ``seed``, torch's ``RandomSampler`` is replaced by
+    one whose order depends on seed and epoch only.
     """
 
     def __init__(self, loader: DataLoader[Any], shard: DataShard, seed: int | None = None) -> None:
@@ -91,7 +96,7 @@ class IndexSampler:
         self.generators: list[torch.Generator] = []
         self.after_start: Callable[[], object] | None = None
         # The epoch of the next iteration.
-        self.epoch = position.EpochProgress(shard.group_size, lambda: 0)
+        self.epoch = position.EpochProgress(shard.batches_per_global_batch, lambda: 0)
         self.yields_lists = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
         # The samplers that take the place of the loader's own.
         self.replacements: tuple[Any, ...] = ()
@@ -132,12 +137,12 @@ class IndexSampler:
     def _drops_short(self) -> bool:
         return self._shard.drops_incomplete(self._drops_last)
 
-    def num_groups(self) -> int | None:
+    def num_global_batches(self) -> int | None:
         """Return the number of global batches by the sampler's length; None without a length."""
         num_items = self.num_items()
         if num_items is None:
             return None
-        return num_groups(num_items, self._shard.group_size, drop_short=self._drops_short)
+        return num_global_batches(num_items, self._shard.batches_per_global_batch, drop_short=self._drops_short)
 
     def num_items(self) -> int | None:
         """Return the number of batches, or samples, of the next iteration; None without a length."""
@@ -158,16 +163,16 @@ class IndexSampler:
 
     def _iter_shares(self, started: Iterator[Any] | None) -> Iterator[tuple[Any, BatchShare]]:
         shard = self._shard
-        count, index, size, group_size = shard.count, shard.index, self._batch_size, shard.group_size
-        limit = size if group_size > 1 else None
-        # Nearly all groups of a loader have the same size: for these the share is computed once.
+        count, index, size, num_batches = shard.count, shard.index, self._batch_size, shard.batches_per_global_batch
+        limit = size if num_batches > 1 else None
+        # Nearly all global batches of a loader have the same size: for these the share is computed once.
         usual = self._usual_size()
-        own_range = contiguous_share(usual, count, index) if group_size == 1 else range(usual)
-        start, stop, num_own, total = own_range.start, own_range.stop, len(own_range), usual * group_size
-        number = index if group_size > 1 else 0
-        expected, is_last = self.num_groups(), False
-        groups = self._start(group_size, expected, started)
-        fill = _samples_of(next(groups)[0]) if self._repeats_skipped else []
+        own_range = contiguous_share(usual, count, index) if num_batches == 1 else range(usual)
+        start, stop, num_own, total = own_range.start, own_range.stop, len(own_range), usual * num_batches
+        number = index if num_batches > 1 else 0
+        expected, is_last = self.num_global_batches(), False
+        groups = self._start(num_batches, expected, started)
+        fill = _samples_of(next(groups)[0]) if self._fills_from_earlier_samples else []
         for group, is_last in groups:
             if shard.mode.is_whole:
                 merged = group[0] if len(group) == 1 else [sample for batch in group for sample in batch]
@@ -175,21 +180,24 @@ class IndexSampler:
                 continue
             if shard.is_even and not fill:
                 fill = _samples_of(group)
-            if len(group) == group_size and len(group[-1]) == usual:
+            if len(group) == num_batches and len(group[-1]) == usual:
                 yield group[number][start:stop], BatchShare(num_own, total, is_last, False)
                 continue
-            even = even_length(sum(map(len, group)), count, size, group_size) if shard.is_even else None
+            even = even_length(sum(map(len, group)), count, size, num_batches) if shard.is_even else None
             yield distribute_indices(
                 group, count, index, is_last=is_last, batch_size=limit, repeats=fill, num_even=even
             )
         warn_if_short(expected, is_last)
 
     def _usual_size(self) -> int:
-        """Return the size of the batches of a full group; -1 if the last batch of a group does not determine it."""
+        """Return the size of the batches of a full global batch.
+
+        -1 if the size of the last batch does not show whether the global batch is full.
+        """
         size, shard = self._batch_size, self._shard
         if type(self.sampler) is not BatchSampler or size is None:
             return -1
-        if shard.group_size == 1 and (size < shard.count or (shard.is_even and size % shard.count)):
+        if shard.batches_per_global_batch == 1 and (size < shard.count or (shard.is_even and size % shard.count)):
             return -1
         return size
 
@@ -212,7 +220,7 @@ class IndexSampler:
             yields_lists=self.yields_lists,
             parts=self._parts,
             started=started,
-            num_first=self._shard.group_size if self._repeats_skipped else 0,
+            num_first=self._shard.batches_per_global_batch if self._fills_from_earlier_samples else 0,
         )
 
     def _start_sampler(self) -> Iterator[Any] | None:
@@ -258,11 +266,11 @@ class IndexSampler:
     def _start(
         self, size: int, expected: int | None, started: Iterator[Any] | None
     ) -> Iterator[tuple[list[Any], bool]]:
-        """Yield the groups of an epoch, the same ones on every rank, and whether each is the last."""
+        """Yield the global batches of an epoch, the same ones on every rank, and whether each is the last."""
         if not self.is_drawn_everywhere:
             if self.epoch.resumed is not None:
                 self._check()
-            yield from self._groups_of_all(self._grouped(size, expected, started))
+            yield from self._global_batches_of_all(self._grouped(size, expected, started))
             return
         with _forked_if_different(self._check()):
             groups = self._grouped(size, expected, started)
@@ -272,11 +280,11 @@ class IndexSampler:
 
     @property
     def _draws_on_each_rank(self) -> bool:
-        """Whether each rank runs a sampler that is not torch's: all ranks are at the same state, and stay there."""
+        """Whether each rank runs a sampler that is not torch's: all ranks' samplers are in the same state."""
         return self._shard.mode.is_whole and self.epoch.resumed is None and not self._is_behind
 
-    def _groups_of_all(self, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
-        """Yield the same groups on every rank: each draws them itself, or all have those that rank 0 draws."""
+    def _global_batches_of_all(self, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
+        """Yield the same global batches on every rank: each draws them itself, or all have those that rank 0 draws."""
         while True:
             if self._draws_on_each_rank:
                 with rank_0_random_states(self._comm, rng.ALL_PARTS, []):
@@ -289,15 +297,18 @@ class IndexSampler:
             yield drawn
 
     @property
-    def _repeats_skipped(self) -> bool:
-        """Whether samples before the position of a resumed epoch are to be repeated: the first group comes before."""
+    def _fills_from_earlier_samples(self) -> bool:
+        """Whether samples before the position of a resumed epoch are to be repeated.
+
+        `_grouped` then yields the epoch's first samples before its first global batch.
+        """
         return self._shard.is_even and self.yields_lists and self.epoch.resumed is not None
 
     def _grouped(
         self, size: int, expected: int | None, started: Iterator[Any] | None
     ) -> Iterator[tuple[list[Any], bool]]:
         items = self.draw(started)
-        if self._repeats_skipped:
+        if self._fills_from_earlier_samples:
             yield [self.epoch.first_samples], False
         batches = map(_sized, items) if self.yields_lists else items
         groups = grouped(batches, size, drop_short=self._drops_short)
@@ -443,7 +454,7 @@ def rank_0_random_states(
 def _draw_on_rank_0(
     comm: Communicator, groups: Iterator[tuple[list[Any], bool]], mode: ReadMode
 ) -> tuple[list[Any], bool] | None:
-    """Return rank 0's next group on every rank, None at the end; other ranks do not iterate theirs."""
+    """Return rank 0's next global batch on every rank, None at the end; other ranks do not iterate theirs."""
     drawn: tuple[list[Any], bool] | None = None
 
     def draw() -> dict[str, Any]:

@@ -37,7 +37,7 @@ from accel_nb.data.index_distribution import (
 from accel_nb.data.loader_checks import refuse_divided
 from accel_nb.data.loader_iterator import LoaderIterator
 from accel_nb.data.loader_observer import LoaderObserver
-from accel_nb.data.order import BatchShare, flag_last, grouped, num_groups
+from accel_nb.data.order import BatchShare, flag_last, grouped, num_global_batches
 from accel_nb.data.own_iteration import OwnIteration
 from accel_nb.data.persistent_workers import iterate_in_turn
 from accel_nb.data.position import (
@@ -295,11 +295,11 @@ class _ShardedLoading:
 
     def length(self, loader: DataLoader[Any]) -> int:
         num_batches = self.plain.__len__(loader)
-        return self._num_groups(loader, num_batches) if self.observer.is_training() else num_batches
+        return self._num_global_batches(loader, num_batches) if self.observer.is_training() else num_batches
 
     def total_batch_size(self, loader: DataLoader[Any]) -> int | None:
         size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-        return None if size is None else size * self.shard.group_size
+        return None if size is None else size * self.shard.batches_per_global_batch
 
     @property
     def is_at_end(self) -> bool:
@@ -349,7 +349,7 @@ class _ShardedLoading:
         if skipped is not None:
             resumed = self._position_after(loader, skipped, resumed)
         self.latest = None
-        self._epoch = epoch = EpochProgress(self.shard.group_size, self.observer.num_trained, resumed)
+        self._epoch = epoch = EpochProgress(self.shard.batches_per_global_batch, self.observer.num_trained, resumed)
         pairs = self._pairs(loader, epoch)
         transfer = self._transfer_for(loader)
         if transfer is None:
@@ -447,7 +447,7 @@ class _ShardedLoading:
         self, loader: DataLoader[Any], num_batches: int, resumed: LoaderPosition | None
     ) -> LoaderPosition:
         """Return the position after ``num_batches`` of each rank, in the resumed epoch or a new one."""
-        batches = num_batches * self.shard.group_size
+        batches = num_batches * self.shard.batches_per_global_batch
         seen = batches * (loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1)
         if resumed is None:
             return LoaderPosition(self._num_epochs, seen, batches)
@@ -498,7 +498,7 @@ class _ShardedLoading:
         if index_sampler.yields_lists:
             return MatchedBatches(source, index_sampler)
         divider = BatchDivider(self.shard, loader.batch_size)
-        return read_everywhere(source, index_sampler.num_groups(), self.shard, divider, loader.drop_last)
+        return read_everywhere(source, index_sampler.num_global_batches(), self.shard, divider, loader.drop_last)
 
     def _iterate_own_class(
         self, loader: DataLoader[Any], epoch: EpochProgress, index_sampler: IndexSampler
@@ -506,7 +506,7 @@ class _ShardedLoading:
         """Read whole batches by the ``__iter__`` of the loader's class, such as one that repeats its data forever."""
         check_same_loaders(self._comm, loader.dataset, None, index_sampler.generators)
         epoch.sampler_state = index_sampler.capture_state()
-        divider, num_batches = BatchDivider(self.shard, loader.batch_size), index_sampler.num_groups()
+        divider, num_batches = BatchDivider(self.shard, loader.batch_size), index_sampler.num_global_batches()
         # Possibly the loader itself, whose `iter` would come here again.
         return OwnIteration(self.plain.__iter__(loader), divider, num_batches, self.shard.index)
 
@@ -516,12 +516,12 @@ class _ShardedLoading:
         if self._options.dispatch_batches:
             return True
         is_stream = isinstance(loader.dataset, IterableDataset)
-        return is_stream and self.shard.group_size > 1 and not self._can_shard_dataset(loader)
+        return is_stream and self.shard.batches_per_global_batch > 1 and not self._can_shard_dataset(loader)
 
     def _can_shard_dataset(self, loader: DataLoader[Any]) -> bool:
         """Return whether to divide the dataset by its method ``shard``; only for batches that are each worker's."""
         dataset, count = cast(Any, loader.dataset), self.shard.count
-        if self.shard.group_size == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
+        if self.shard.batches_per_global_batch == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
             return False
         num_shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
         return isinstance(num_shards, int) and num_shards >= count
@@ -593,9 +593,9 @@ class _ShardedLoading:
             self._worker_seeds.manual_seed(rng.derive_seed(int(drawn), "loader", self.shard.index))
         return self._worker_seeds
 
-    def _num_groups(self, loader: DataLoader[Any], num_batches: int) -> int:
-        drop_last = loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
-        return num_groups(num_batches, self.shard.group_size, drop_short=self.shard.drops_incomplete(drop_last))
+    def _num_global_batches(self, loader: DataLoader[Any], num_batches: int) -> int:
+        drops_short = self.shard.drops_incomplete_of(loader)
+        return num_global_batches(num_batches, self.shard.batches_per_global_batch, drop_short=drops_short)
 
     def _expected(self, loader: DataLoader[Any], epoch: EpochProgress) -> int | None:
         """Return the number of remaining global batches of a stream by its length, None if that is not reliable."""
@@ -604,7 +604,7 @@ class _ShardedLoading:
             return None
         size = loader.batch_size or 1
         num_batches = num_samples // size if loader.drop_last else -(-num_samples // size)
-        return self._num_groups(loader, max(num_batches - epoch.num_batches, 0))
+        return self._num_global_batches(loader, max(num_batches - epoch.num_batches, 0))
 
     def _iterate_stream(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[BatchAndShare]:
         comm, shard = self._comm, self.shard
@@ -614,7 +614,7 @@ class _ShardedLoading:
         check_same_loaders(comm, loader.dataset, None, generators)
         if self._can_shard_dataset(loader):
             own = iter(self._loader_over_own_shard(loader, inner))
-            return read_own_shard(islice(own, epoch.num_batches // shard.group_size, None), shard)
+            return read_own_shard(islice(own, epoch.num_batches // shard.batches_per_global_batch, None), shard)
         with rank_0_random_states(comm, rng.ALL_PARTS, generators):
             source = self._from_position(inner, epoch)  # starts the dataset's iterator, or the workers that do
         if not loader.num_workers and comm.world.size > 1:
@@ -656,12 +656,10 @@ class _ShardedLoading:
                 inner.__dict__[name] = DrawnIndices(index_sampler)
             size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
             divider = BatchDivider(shard, size, fills_batches=False)  # as accelerate repeats samples here
-            drop_short = shard.drops_incomplete(
-                loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
-            )
-            expected = self._expected(loader, epoch) if index_sampler is None else index_sampler.num_groups()
+            expected = self._expected(loader, epoch) if index_sampler is None else index_sampler.num_global_batches()
             source = self._from_position(inner, epoch) if index_sampler is None else self._start_iteration(inner, epoch)
-            for group, is_last in flag_last(grouped(source, shard.group_size, drop_short=drop_short), expected):
+            groups = grouped(source, shard.batches_per_global_batch, drop_short=shard.drops_incomplete_of(loader))
+            for group, is_last in flag_last(groups, expected):
                 pairs = divider.divide(group, is_last, indices)
                 group.clear()
                 yield pairs

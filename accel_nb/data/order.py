@@ -1,6 +1,7 @@
 """Division of a global batch among ranks: index arithmetic without torch.
 
-A *batch* here is a list of sample indices, a *group* is the list of batches that make one global batch.
+A *batch* here is a list of sample indices, a *group* is the list of batches that form one global batch,
+not a process group.
 """
 
 from __future__ import annotations
@@ -57,19 +58,20 @@ def even_share(total: int, world: int, rank: int, length: int) -> tuple[range, i
     return own_range, length - len(own_range)
 
 
-def even_length(total: int, world: int, batch_size: int | None, group_size: int) -> int:
+def even_length(total: int, world: int, batch_size: int | None, batches_per_global_batch: int) -> int:
     """Return the number of samples per rank of a group with ``total`` if all ranks have equally many.
 
-    ``batch_size`` is the loader's: the batch of one rank if several batches form a group (``group_size`` above 1), else
-    of all ranks together. Without it, or if the group has more samples, the group's samples are divided, rounded up.
+    ``batch_size`` is the loader's: the batch of one rank if several batches form a group (``batches_per_global_batch``
+    above 1), else of all ranks together. Without it, or if the group has more samples, the group's samples are divided,
+    rounded up.
     """
     needed = -(-total // world)
     if batch_size is None:
         return needed
-    return max(needed, batch_size if group_size > 1 else -(-batch_size // world))
+    return max(needed, batch_size if batches_per_global_batch > 1 else -(-batch_size // world))
 
 
-def num_groups(num_batches: int, world: int, *, drop_short: bool = False) -> int:
+def num_global_batches(num_batches: int, world: int, *, drop_short: bool = False) -> int:
     """Return the number of global batches for ``num_batches`` on ``world`` ranks; the last may be incomplete."""
     return num_batches // world if drop_short else -(-num_batches // world)
 

@@ -120,7 +120,9 @@ class LoaderPosition:
 class EpochProgress:
     """Progress of one training iteration over a loader, and the position where it was resumed."""
 
-    def __init__(self, group_size: int, num_trained: Callable[[], int], resumed: LoaderPosition | None = None) -> None:
+    def __init__(
+        self, batches_per_global_batch: int, num_trained: Callable[[], int], resumed: LoaderPosition | None = None
+    ) -> None:
         self.resumed = resumed
         self.num_samples = 0 if resumed is None else resumed.num_samples
         self.num_batches = 0 if resumed is None else resumed.num_batches
@@ -130,7 +132,7 @@ class EpochProgress:
         self.latest_share: BatchShare | None = None
         self.is_over = False
         self.snapshots: DatasetSnapshots | None = None
-        self._group_size = group_size
+        self._batches_per_global_batch = batches_per_global_batch
         self._num_trained = num_trained
         self._mark = 0
 
@@ -139,7 +141,7 @@ class EpochProgress:
         previous = self.latest_share
         if previous is not None:
             self.num_samples += previous.total_samples - previous.total_repeated
-            self.num_batches += self._group_size
+            self.num_batches += self._batches_per_global_batch
         self.latest_share = share
         self._mark = self._num_trained()
 
@@ -151,7 +153,10 @@ class EpochProgress:
         latest = self.latest_share
         if latest is None or (self._num_trained() <= self._mark and not includes_latest):
             return self.num_samples, self.num_batches
-        return self.num_samples + latest.total_samples - latest.total_repeated, self.num_batches + self._group_size
+        return (
+            self.num_samples + latest.total_samples - latest.total_repeated,
+            self.num_batches + self._batches_per_global_batch,
+        )
 
 
 class DatasetSnapshots(Iterator[Any]):

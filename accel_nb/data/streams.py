@@ -54,7 +54,7 @@ class BatchDivider:
         sizes = [1 if number is None else number for number in found]
         if shard.mode.is_whole:
             return [self._whole(group, sizes, is_last, index) for index in indices]
-        limit = self._batch_size if shard.group_size > 1 else None
+        limit = self._batch_size if shard.batches_per_global_batch > 1 else None
         whole = None
         if shard.is_even and self._first is None and None not in found:
             whole = self._first = self._joined_or_raise(group)
@@ -66,7 +66,11 @@ class BatchDivider:
             whole = self._joined_or_raise(group) if shard.is_even else _join_or_none(group)
         if whole is None:
             return [_whole_batch(group, sizes, is_last, index) for index in indices]
-        even = even_length(sum(sizes), shard.count, self._filled_size, shard.group_size) if shard.is_even else None
+        even = (
+            even_length(sum(sizes), shard.count, self._filled_size, shard.batches_per_global_batch)
+            if shard.is_even
+            else None
+        )
         return [self._slice(whole, sum(sizes), even, is_last, index) for index in indices]
 
     def _whole(self, group: Sequence[Any], sizes: Sequence[int], is_last: bool, index: int) -> BatchAndShare:
@@ -112,7 +116,7 @@ def read_everywhere(
 ) -> Iterator[BatchAndShare]:
     """Yield this rank's share of each group of batches; every rank reads the same batches."""
     is_last = False
-    groups = grouped(source, shard.group_size, drop_short=shard.drops_incomplete(drop_last))
+    groups = grouped(source, shard.batches_per_global_batch, drop_short=shard.drops_incomplete(drop_last))
     for group, is_last in flag_last(groups, expected, reads_ahead=shard.mode.reads_ahead):
         pair = divider.divide(group, is_last, [shard.index])
         group.clear()  # frees the group while the share is trained on

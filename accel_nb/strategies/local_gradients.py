@@ -1,7 +1,7 @@
 """Gradients that a backward pass adds and no wrapper averages, and that differ among ranks until they are averaged.
 
 With DDP they arise in calls that it does not prepare: in evaluation mode, by a second backward pass, of parameters that
-were frozen when DDP was set up. With FSDP they are those of single numbers, which cannot be divided.
+were frozen when DDP was set up. With FSDP they are those of scalars, which cannot be divided.
 """
 
 from __future__ import annotations

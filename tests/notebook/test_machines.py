@@ -59,7 +59,7 @@ def test_machines_that_cannot_be_used_are_named(kernel) -> None:
         ("--engine ssh --engine.hosts=-x --cpus 1", "names or addresses of hosts, separated by commas"),
         (f"{FLAGS} --nodes 2", "--nodes 2 was requested, and engine.hosts names 1"),
         (f"{FLAGS} --engine.python /absent", "localhost has no /absent (no such file); name its Python"),
-        (f"{FLAGS} --engine.python /bin/false", "localhost cannot start a host: exit status 1"),
+        (f"{FLAGS} --engine.python /bin/false", "accel_nb could not be started on localhost: exit status 1"),
         ("--nodes 2 --cpus 1", "the local engine runs on this machine only"),
     ):
         output = run(kernel, "1", flags)

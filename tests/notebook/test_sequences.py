@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_refused(kernel) -> None:
     for flags, message in (
         ("--cpus 3 --cp 2", "2 does not divide 3 workers; use 1, 3"),
         ("--cpus 2 --cp 2 --strategy deepspeed", "strategy deepspeed does not divide sequences; use auto, ddp, fsdp"),
-        ("--cpus 4 --cp 2 --pp 2", "sequences are not divided among workers of stages"),
+        ("--cpus 4 --cp 2 --pp 2", "sequence and pipeline parallelism cannot be combined"),
     ):
         output = run(kernel, "1", flags)
         assert output.error is not None

@@ -203,7 +203,7 @@ def refuse(world: World) -> None:
     for layer in normed.layers:
         layer[0].experts = Normed(4)
     problems: list[tuple[nn.Module, str]] = [
-        (nn.Linear(2, 2), r"mesh\.ep 2 finds no experts to divide in the Linear \(no module has num_experts\): train"),
+        (nn.Linear(2, 2), r"the Linear has no experts that mesh\.ep 2 can divide \(no module has num_experts\): train"),
         (
             odd,
             r"layers\.0\.0\.experts of the Sparse has 3 experts, which mesh\.ep 2 does not divide: use mesh\.ep 1, 3",
@@ -222,8 +222,8 @@ def refuse(world: World) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"ep": 3}, "mesh.ep is 3, which does not divide the 4 workers; use one of 1, 2, 4"),
         ({"strategy": "single"}, "strategy single does not divide experts; use auto, ddp, fsdp"),
-        ({"mixed_precision": "fp16"}, "divided experts compute in no, bf16 or auto"),
-        ({"config": {"mesh": {"ep": 2, "pp": 2}}}, "experts are not divided among workers of stages"),
+        ({"mixed_precision": "fp16"}, "divided experts support precision no, bf16 and auto"),
+        ({"config": {"mesh": {"ep": 2, "pp": 2}}}, "expert and pipeline parallelism cannot be combined"),
         (
             {"config": {"mesh": {"ep": 4, "tp": 2}}},
             "mesh.ep is 4, which does not divide the 2 workers that remain of 4 after mesh.tp 2; use one of 1, 2",

@@ -244,7 +244,7 @@ def test_gathering_in_float8_is_refused_where_it_cannot_be() -> None:
     with pytest.raises(ConfigError) as caught:
         Accelerator(cpu=True, mixed_precision="fp8", config={"fp8": {"recipe": "rowwise"}, "fsdp": fsdp})
     assert len(caught.value.problems) == 2
-    assert "rowwise scales weights in two ways" in str(caught.value)
+    assert "rowwise scales weights by rows and by columns" in str(caught.value)
     planned = Fsdp(FsdpOptions(**fsdp), FullPrecision())  # as a plan would have it, which asks before it chooses
     assert "not in float8" in str(planned.refusal(Bundle()))
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", config={"fsdp": {"float8_gather": True}})

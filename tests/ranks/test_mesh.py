@@ -195,7 +195,7 @@ def refuse(world: World) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tp": 3}, "mesh.tp is 3, which does not divide the 4 workers; use one of 1, 2, 4"),
         ({"strategy": "single"}, "strategy single does not divide layers; use auto, ddp, fsdp"),
-        ({"mixed_precision": "fp16"}, "divided layers compute in no, bf16 or auto"),
+        ({"mixed_precision": "fp16"}, "divided layers support precision no, bf16 and auto"),
     ]
     for options, problem in wrong:
         with pytest.raises(ConfigError, match=problem):

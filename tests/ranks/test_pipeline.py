@@ -294,7 +294,7 @@ def refuse(world: World) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"pp": 3}, "mesh.pp is 3, which does not divide the 4 workers; use one of 1, 2, 4"),
         ({"strategy": "single"}, "strategy single does not compute in stages; use auto, ddp, fsdp"),
-        ({"mixed_precision": "fp16"}, "stages compute in no, bf16 or auto"),
+        ({"mixed_precision": "fp16"}, "stages support precision no, bf16 and auto"),
         ({"config": {"mesh": {"pp": 2, "split_points": ["a", "b"]}}}, "2 split points make 3 stages"),
     ]
     for options, problem in wrong:

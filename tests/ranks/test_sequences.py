@@ -274,8 +274,8 @@ def refuse(world: World) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"cp": 3}, "mesh.cp is 3, which does not divide the 4 workers; use one of 1, 2, 4"),
         ({"strategy": "single"}, "strategy single does not divide sequences; use auto, ddp, fsdp"),
-        ({"mixed_precision": "fp16"}, "divided sequences compute in no, bf16 or auto"),
-        ({"config": {"mesh": {"cp": 2, "pp": 2}}}, "sequences are not divided among workers of stages"),
+        ({"mixed_precision": "fp16"}, "divided sequences support precision no, bf16 and auto"),
+        ({"config": {"mesh": {"cp": 2, "pp": 2}}}, "sequence and pipeline parallelism cannot be combined"),
     ]
     for options, problem in wrong:
         with pytest.raises(ConfigError, match=problem):

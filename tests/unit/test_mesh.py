@@ -12,7 +12,7 @@ from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.mesh import Mesh, arrange
 from accel_nb.strategies.base import Refusal
-from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision
+from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, LayersToDivide
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
 
 
@@ -226,7 +226,7 @@ class Alone:
 
 def test_divided_layers_return_the_dtype_of_autocast_and_refuse_later_hooks() -> None:
     model = Acting(torch.relu)
-    LayerDivision(model, [DividedGroup("", ("fc1",), ("fc2",))], LayerExchange(Alone()), 1)
+    LayerDivision(model, [LayersToDivide("", ("fc1",), ("fc2",))], LayerExchange(Alone()), 1)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.ones(2, 4)).dtype is torch.bfloat16
     model.fc1.register_forward_hook(lambda *_: None)

@@ -10,7 +10,7 @@ from accel_nb.data.order import (
     flag_last,
     grouped,
     is_short,
-    num_groups,
+    num_global_batches,
 )
 
 WORLDS = st.integers(1, 9)
@@ -32,7 +32,7 @@ def test_groups_keep_every_item_in_order_and_only_the_last_is_short(items, size)
 
     assert [item for group in groups for item in group] == items
     assert all(len(group) == size for group in groups[:-1])
-    assert len(groups) == num_groups(len(items), size)
+    assert len(groups) == num_global_batches(len(items), size)
 
 
 @given(items=st.lists(st.integers()), expected=st.none() | st.integers(0, 12))
@@ -131,7 +131,7 @@ def test_groups_that_lack_items_may_be_dropped(items, size):
     groups = list(grouped(items, size, drop_short=True))
 
     assert [item for group in groups for item in group] == items[: len(items) // size * size]
-    assert len(groups) == num_groups(len(items), size, drop_short=True)
+    assert len(groups) == num_global_batches(len(items), size, drop_short=True)
 
 
 @given(

@@ -29,7 +29,7 @@ _BISECTIONS = 40
 
 
 @dataclass(frozen=True)
-class Workload:
+class ExtraMemory:
     """Memory needed in addition to weights while the model runs, in bytes.
 
     ``activations`` on every device that computes; ``kv_cache`` for each block, on the device that computes the block.
@@ -39,7 +39,7 @@ class Workload:
     kv_cache: int = 0
 
     @classmethod
-    def parse(cls, activations: int | str, kv_cache: int | str) -> Workload:
+    def parse(cls, activations: int | str, kv_cache: int | str) -> ExtraMemory:
         """Parse sizes like ``"2GB"``; raises `ConfigError`."""
         return cls(read_bytes(activations, "activations"), read_bytes(kv_cache, "kv_cache"))
 
@@ -48,7 +48,7 @@ class Workload:
 class _Plan:
     places: DeviceMap = field(default_factory=dict)
     room: dict[Device, int] = field(default_factory=dict)
-    on: dict[int, Device] = field(default_factory=dict)
+    device_of_tensor: dict[int, Device] = field(default_factory=dict)
 
 
 def infer_auto_device_map(
@@ -73,21 +73,22 @@ def infer_auto_device_map(
     classes that are not split (None: the blocks that the model repeats). On the first device, memory is reserved for
     offloaded weights: two of the largest blocks. ``activations`` and ``kv_cache`` (for each block) are reserved too, in
     bytes. With ``fallback_allocation``, a device on which the next part does not fit receives a later part that does.
-    With a ``pace``, parts that the first device computes exchange places as long as that shortens the expected forward:
-    parts with slow transfers stay on the device, and transfers overlap with the computation of other parts. ``flops``
-    are the operations of modules in a forward, by name (`measure_demand`); without them the time of a module is that of
-    one pass over its weights, as for one token. ``verbose`` prints the plan.
+    With a ``pace``, the speed of the device and of transfers to it, parts that the first device computes are moved
+    between device, cpu and disk as long as that shortens the expected time of a forward: parts with slow transfers stay
+    on the device, and transfers overlap with the computation of other parts. ``flops`` are the operations of modules in
+    a forward, by name, as `measure_demand` measures them; without them the time of a module is that of one pass over
+    its weights, as for one token. ``verbose`` prints the plan.
 
     Raises `ConfigError` with all problems, including a part larger than the device that computes it.
     """
     limits = get_max_memory(max_memory)
-    blocks = _blocks(model, no_split_module_classes)
-    tree = ModuleTree(model, list_tensors(model, dtype, special_dtypes), blocks)
-    work = Workload.parse(activations, kv_cache)
-    plan = _plan_with_buffers(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
+    classes = _no_split_classes(model, no_split_module_classes)
+    tree = ModuleTree(model, list_tensors(model, dtype, special_dtypes), classes)
+    extra = ExtraMemory.parse(activations, kv_cache)
+    plan = _plan_with_buffers(tree, limits, extra, offload_buffers=offload_buffers, fallback=fallback_allocation)
     notes: list[str] = []
     if pace is not None:
-        plan.places, expected = _search_placement(tree, plan.places, limits, work, pace, flops or {}, offload_buffers)
+        plan.places, expected = _search_placement(tree, plan.places, limits, extra, pace, flops or {}, offload_buffers)
         notes.append(str(expected))
     places = _merge_entries(tree, plan.places) if clean_result else plan.places
     if verbose:
@@ -110,7 +111,7 @@ def estimate_forward(
     offload_buffers: bool = False,
 ) -> ForwardTime:
     """Return the expected time of a forward under a device map; arguments as in `infer_auto_device_map`."""
-    tree = ModuleTree(model, list_tensors(model, dtype), _blocks(model, no_split_module_classes))
+    tree = ModuleTree(model, list_tensors(model, dtype), _no_split_classes(model, no_split_module_classes))
     places = {part: _place_of_part(tree, part, device_map) for part in tree.leaf_parts("")}
     room: dict[Device, float] = dict.fromkeys([main_device(places.values()), "cpu", "disk"], float("inf"))
     arranged = build_arrangement(tree, places, room, pace, flops or {}, offload_buffers=offload_buffers)
@@ -137,13 +138,13 @@ def get_balanced_memory(
     devices = [device for device in limits if device not in ("cpu", "disk") and limits[device] > 0]
     if len(devices) < 2:
         return limits
-    blocks = _blocks(model, no_split_module_classes)
-    tree = ModuleTree(model, list_tensors(model, dtype, special_dtypes), blocks)
-    work = Workload.parse(activations, kv_cache)
+    classes = _no_split_classes(model, no_split_module_classes)
+    tree = ModuleTree(model, list_tensors(model, dtype, special_dtypes), classes)
+    extra = ExtraMemory.parse(activations, kv_cache)
     first, *others = devices
 
     def fits(caps: Mapping[Device, int]) -> bool:
-        plan = _greedy(tree, {device: caps[device] - work.activations for device in devices}, work)
+        plan = _greedy(tree, {device: caps[device] - extra.activations for device in devices}, extra)
         return "disk" not in plan.places.values()
 
     def least(capped: Sequence[Device], base: Mapping[Device, int]) -> dict[Device, int]:
@@ -176,7 +177,8 @@ def plan_device_map(
 ) -> DeviceMap:
     """Return the device map for ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` on this machine.
 
-    Except for ``sequential`` it is the fastest one found for a ``pace`` (None: typical hardware).
+    Except for ``sequential`` it is the fastest one found for ``pace``, the speed of the device and of transfers to it
+    (None: that of typical hardware).
     """
     if method not in PLANNING_METHODS:
         raise ConfigError(f"device_map {method!r} is unknown; there are {', '.join(PLANNING_METHODS)}, or a dictionary")
@@ -210,7 +212,7 @@ def main_device(places: Iterable[Device]) -> Device:
 
 
 def _place_of_part(tree: ModuleTree, part: str, device_map: Mapping[str, Device]) -> Device:
-    """Return the place of a part's first tensor, as `Arrangement` names places."""
+    """Return the place of a part's first tensor, with cpu and disk as strings; cpu if the map has none for it."""
     own = (
         name
         for index in sorted(tree.tensor_indices(part))
@@ -227,69 +229,71 @@ def _usable(limits: Mapping[Device, int]) -> list[Device]:
     return [device for device, limit in limits.items() if limit > 0]
 
 
-def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
+def _no_split_classes(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
     if classes is None:
         return find_blocks(model)
     return [classes] if isinstance(classes, str) else list(classes)
 
 
 def _plan_with_buffers(
-    tree: ModuleTree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool
+    tree: ModuleTree, limits: Mapping[Device, int], extra: ExtraMemory, *, offload_buffers: bool, fallback: bool
 ) -> _Plan:
     """Place all parts; if some are offloaded, reserve buffer memory on the main device and place again."""
     main = main_device(_usable(limits))
-    room = {device: limit - work.activations for device, limit in limits.items() if device not in ("cpu", "disk")}
+    room = {device: limit - extra.activations for device, limit in limits.items() if device not in ("cpu", "disk")}
     if "cpu" in limits:
-        room["cpu"] = limits["cpu"] - (work.activations if main == "cpu" else 0)
+        room["cpu"] = limits["cpu"] - (extra.activations if main == "cpu" else 0)
     if "disk" in limits:
         room["disk"] = limits["disk"]
-    plan = _greedy(tree, room, work, fallback=fallback)
+    plan = _greedy(tree, room, extra, fallback=fallback)
     reserved = -1
-    while (needed := _buffer_bytes(tree, plan, main, work, offload_buffers)) > reserved:
+    while (needed := _buffer_bytes(tree, plan, main, extra, offload_buffers)) > reserved:
         reserved = needed
-        plan = _greedy(tree, {**room, main: room.get(main, 0) - reserved}, work, fallback=fallback)
-    _refuse_too_large(tree, plan, limits, main, work)
+        plan = _greedy(tree, {**room, main: room.get(main, 0) - reserved}, extra, fallback=fallback)
+    _refuse_too_large(tree, plan, limits, main, extra)
     return plan
 
 
-def _buffer_bytes(tree: ModuleTree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
+def _buffer_bytes(tree: ModuleTree, plan: _Plan, main: Device, extra: ExtraMemory, offload_buffers: bool) -> int:
     """Return the memory that the main device needs to compute offloaded parts."""
-    away = _offloaded(tree, plan, main)
-    sizes = [tree.nbytes(tree.tensor_indices(part)) for part in away]
-    blocks = sum(tree.is_block(part) for part in away)
-    stay = {
+    offloaded = _offloaded(tree, plan, main)
+    sizes = [tree.nbytes(tree.tensor_indices(part)) for part in offloaded]
+    num_blocks = sum(tree.is_block(part) for part in offloaded)
+    kept_buffers = {
         index
-        for part in away
+        for part in offloaded
         for index in tree.tensor_indices(part)
         if tree.tensors[index].is_buffer and not offload_buffers
     }
-    return min(NUM_BUFFERS, len(sizes)) * max(sizes, default=0) + work.kv_cache * blocks + tree.nbytes(stay)
+    return (
+        min(NUM_BUFFERS, len(sizes)) * max(sizes, default=0) + extra.kv_cache * num_blocks + tree.nbytes(kept_buffers)
+    )
 
 
 def _offloaded(tree: ModuleTree, plan: _Plan, main: Device) -> list[str]:
-    away = ("disk",) if main == "cpu" else ("cpu", "disk")
-    return [small for part, device in plan.places.items() if device in away for small in tree.leaf_parts(part)]
+    elsewhere = ("disk",) if main == "cpu" else ("cpu", "disk")
+    return [leaf for part, device in plan.places.items() if device in elsewhere for leaf in tree.leaf_parts(part)]
 
 
 def _refuse_too_large(
-    tree: ModuleTree, plan: _Plan, limits: Mapping[Device, int], main: Device, work: Workload
+    tree: ModuleTree, plan: _Plan, limits: Mapping[Device, int], main: Device, extra: ExtraMemory
 ) -> None:
     problems: list[str] = []
     limit = limits.get(main, 0)
     for part in _offloaded(tree, plan, main):
-        needed = tree.nbytes(tree.tensor_indices(part)) + work.activations
+        needed = tree.nbytes(tree.tensor_indices(part)) + extra.activations
         if needed > limit:
             module = tree.modules.get(part)
             kind = "a tensor" if module is None else type(module).__name__
-            beside = f" with {size_text(work.activations)} of activations" if work.activations else ""
+            beside = f" with {size_text(extra.activations)} of activations" if extra.activations else ""
             problems.append(
                 f"{part or 'the model'} ({kind}) needs {size_text(needed)}{beside}, and {main!r}, which computes "
                 f"it, has a limit of {size_text(limit)}: {size_text(needed - limit)} too little; raise "
                 f"max_memory[{main!r}], load in a smaller dtype, or take its class out of no_split_module_classes"
             )
-    if sum(tree.tensors[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
-        "disk", float("inf")
-    ):
+    if sum(
+        tree.tensors[index].nbytes for index, device in plan.device_of_tensor.items() if device == "disk"
+    ) > limits.get("disk", float("inf")):
         problems.append(
             f"max_memory allows {size_text(limits['disk'])} on disk, which is less than the parts that remain"
         )
@@ -297,7 +301,7 @@ def _refuse_too_large(
         raise ConfigError(problems)
 
 
-def _greedy(tree: ModuleTree, room: Mapping[Device, int], work: Workload, *, fallback: bool = False) -> _Plan:
+def _greedy(tree: ModuleTree, room: Mapping[Device, int], extra: ExtraMemory, *, fallback: bool = False) -> _Plan:
     """Fill the devices in order; parts that fit on none of them are placed on ``disk``."""
     devices = [device for device in room if device != "disk"]
     plan = _Plan(room=dict(room))
@@ -308,7 +312,7 @@ def _greedy(tree: ModuleTree, room: Mapping[Device, int], work: Workload, *, fal
             part = queue.popleft()
             if part in plan.places:
                 continue
-            if _has_placed_parts(part, plan) or not _place_if_fits(tree, part, device, plan, work):
+            if _has_placed_parts(part, plan) or not _place_if_fits(tree, part, device, plan, extra):
                 if parts := tree.children(part):
                     queue.extendleft(reversed(parts))
                 elif fallback and device not in plan.places.values():
@@ -317,13 +321,13 @@ def _greedy(tree: ModuleTree, room: Mapping[Device, int], work: Workload, *, fal
                     queue.appendleft(part)
                     break
         queue.extendleft(reversed(passed))
-    plan.room["disk"] = sum(tensor.nbytes for tensor in tree.tensors) + work.kv_cache * len(tree.modules)
+    plan.room["disk"] = sum(tensor.nbytes for tensor in tree.tensors) + extra.kv_cache * len(tree.modules)
     while queue:
         part = queue.popleft()
         if part in plan.places:
             continue
         if not _has_placed_parts(part, plan):
-            _place_if_fits(tree, part, "disk", plan, work)
+            _place_if_fits(tree, part, "disk", plan, extra)
         else:
             queue.extendleft(reversed(tree.children(part)))
     return plan
@@ -333,30 +337,33 @@ def _search_placement(
     tree: ModuleTree,
     places: Mapping[str, Device],
     limits: Mapping[Device, int],
-    work: Workload,
+    extra: ExtraMemory,
     pace: Pace,
     flops: Mapping[str, int],
     offload_buffers: bool,
 ) -> tuple[DeviceMap, ForwardTime]:
-    """Exchange places of parts that the main device computes; return all places, and the time of a forward."""
-    small = {part: place for name, place in places.items() for part in tree.leaf_parts(name)}
+    """Move parts that the main device computes between device, cpu and disk, so that a forward takes less time.
+
+    Return all places, and the expected time of a forward.
+    """
+    place_of_leaf = {part: place for name, place in places.items() for part in tree.leaf_parts(name)}
     main = main_device(_usable(limits))
-    kept = work.activations + work.kv_cache * sum(
-        tree.is_block(part) for part, place in small.items() if place in (main, "cpu", "disk")
+    kept = extra.activations + extra.kv_cache * sum(
+        tree.is_block(part) for part, place in place_of_leaf.items() if place in (main, "cpu", "disk")
     )
     room: dict[Device, float] = {main: limits.get(main, 0) - kept}
     room.update({place: limits[place] for place in ("cpu",) if place in limits and place != main})
     room["disk"] = limits.get("disk", float("inf"))
-    arranged = build_arrangement(tree, small, room, pace, flops, offload_buffers=offload_buffers)
-    found = [small[part.names[0]] for part in arranged.parts]
+    arranged = build_arrangement(tree, place_of_leaf, room, pace, flops, offload_buffers=offload_buffers)
+    found = [place_of_leaf[part.names[0]] for part in arranged.parts]
     if len(set(found)) > 1:
         for start in arranged.initial_placements():
             found = start if is_better(arranged.time(start), arranged.time(found)) else found
         evenly = _space_evenly(tree, arranged, found)
         found = arranged.improve(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
     for part, place in zip(arranged.parts, found, strict=True):
-        small.update(dict.fromkeys(part.names, place))
-    return small, arranged.time(found)
+        place_of_leaf.update(dict.fromkeys(part.names, place))
+    return place_of_leaf, arranged.time(found)
 
 
 def _space_evenly(tree: ModuleTree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
@@ -366,41 +373,42 @@ def _space_evenly(tree: ModuleTree, arranged: Arrangement, places: Sequence[Devi
     """
     spread = list(places)
     by_size: dict[int, list[int]] = {}
-    for at, part in enumerate(arranged.parts):
+    for index, part in enumerate(arranged.parts):
         if len(part.names) == 1 and tree.is_block(part.names[0]):
-            by_size.setdefault(part.nbytes, []).append(at)
+            by_size.setdefault(part.nbytes, []).append(index)
     order = sorted(set(places), key=lambda place: {"cpu": 1, "disk": 2}.get(str(place), 0))
-    for blocks in by_size.values():
-        counts = [sum(places[at] == place for at in blocks) for place in order]
+    for indices in by_size.values():
+        counts = [sum(places[index] == place for index in indices) for place in order]
         for place, count in zip(order, counts, strict=True):
-            further = [at for i, at in enumerate(blocks) if _is_further(i, len(blocks), len(blocks) - count)]
-            for at in blocks:
-                if at not in further:
-                    spread[at] = place
-            blocks = further
+            total = len(indices)
+            remaining = [block for i, block in enumerate(indices) if _is_in_even_sample(i, total, total - count)]
+            for index in indices:
+                if index not in remaining:
+                    spread[index] = place
+            indices = remaining
     return spread
 
 
-def _is_further(at: int, total: int, further: int) -> bool:
-    """Return whether block ``at`` of ``total`` is one of the ``further`` ones, evenly spaced up to the last."""
-    return (at + 1) * further // total > at * further // total
+def _is_in_even_sample(index: int, total: int, count: int) -> bool:
+    """Return whether an item is among ``count`` evenly spaced ones of ``total``, of which the last item is one."""
+    return (index + 1) * count // total > index * count // total
 
 
 def _has_placed_parts(part: str, plan: _Plan) -> bool:
     return any(is_within(name, part) for name in plan.places)
 
 
-def _place_if_fits(tree: ModuleTree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
+def _place_if_fits(tree: ModuleTree, part: str, device: Device, plan: _Plan, extra: ExtraMemory) -> bool:
     """Place a part, and all parts that share tensors with it, if the device has enough memory."""
-    family = tree.parts_sharing_tensors(part)
-    new = {index for name in family for index in tree.tensor_indices(name)} - plan.on.keys()
-    blocks = sum(tree.is_block(small) for name in family for small in tree.leaf_parts(name))
-    needed = tree.nbytes(new) + (work.kv_cache * blocks if device != "disk" else 0)
+    parts = tree.parts_sharing_tensors(part)
+    new = {index for name in parts for index in tree.tensor_indices(name)} - plan.device_of_tensor.keys()
+    num_blocks = sum(tree.is_block(leaf) for name in parts for leaf in tree.leaf_parts(name))
+    needed = tree.nbytes(new) + (extra.kv_cache * num_blocks if device != "disk" else 0)
     if needed > plan.room[device] or (plan.room[device] <= 0 and new):
         return False
     plan.room[device] -= needed
-    plan.on.update(dict.fromkeys(new, device))
-    plan.places.update(dict.fromkeys(sorted(family, key=lambda name: (name != part, name)), device))
+    plan.device_of_tensor.update(dict.fromkeys(new, device))
+    plan.places.update(dict.fromkeys(sorted(parts, key=lambda name: (name != part, name)), device))
     return True
 
 
@@ -454,7 +462,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
     for name, device in device_map.items():
         problems += device_problems(device, f"device_map[{name!r}]", must_exist=must_exist)
         if name not in known:
-            near = _nearest(str(name), known)
+            near = _suggestion(str(name), known)
             problems.append(f"device_map names {name!r}, which the model does not have{near}")
         elif above := [other for other in list_ancestors(name)[:-1] if other in device_map]:
             problems.append(f"device_map places {name!r} and also {above[-1]!r}, which contains it; leave one out")
@@ -470,7 +478,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
         raise ConfigError(problems)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1)

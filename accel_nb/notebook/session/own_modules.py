@@ -1,6 +1,7 @@
 """The source files of modules that workers may lack or have in other versions.
 
-On other machines these are all of the user's own modules, on this one those that code has loaded from a file by hand.
+On other machines these are all of the user's own modules, on this one those that code has loaded from a file by
+their spec, which no import finds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from accel_nb.notebook.session.module_sync import FileStamp, is_installed, sourc
 _MAX_FILES = 1000
 _MAX_BYTES = 10 * 2**20
 _SOURCE = ".py"
-_Present = tuple[int, str]
+_ModulesKey = tuple[int, str]
+"""A state of `sys.modules`: the number of modules, and the name of the newest."""
 
 
 @dataclass(slots=True)
@@ -31,11 +33,13 @@ class OwnModules:
     """By file its stamp, and the modules that it imports."""
     _left_out: set[str] = field(default_factory=set)
     _imported: list[str] = field(default_factory=list)
-    """The top-level names of the user's imported modules, and in `_imported_at` the modules of that time."""
-    _imported_at: _Present = (0, "")
+    """The top-level names of the user's imported modules."""
+    _imported_key: _ModulesKey = (0, "")
+    """The state of `sys.modules` for which `_imported` is valid."""
     _by_hand: dict[str, str] = field(default_factory=dict)
-    """By name the files of modules that no import finds, and in `_by_hand_at` the modules of that time."""
-    _by_hand_at: _Present = (0, "")
+    """By name the files of modules that no import finds."""
+    _by_hand_key: _ModulesKey = (0, "")
+    """The state of `sys.modules` for which `_by_hand` is valid."""
 
     def clear(self) -> None:
         """Record that workers have no modules of the notebook."""
@@ -75,16 +79,16 @@ class OwnModules:
 
         Code has loaded them by their specs, as PyTorch Geometric loads the files that it generates for a class.
         """
-        if (present := _present_modules()) != self._by_hand_at:
-            self._by_hand_at = present
+        if (key := _modules_key()) != self._by_hand_key:
+            self._by_hand_key = key
             files = {name: source_file_of(module) for name, module in list(sys.modules.items())}
             self._by_hand = {name: file for name, file in files.items() if file is not None and not _is_found(name)}
         sent = (self._read(name, file, is_package=_is_package(file)) for name, file in self._by_hand.items())
         return [module for module in sent if module is not None]
 
     def _imported_here(self) -> list[str]:
-        if (present := _present_modules()) != self._imported_at:
-            self._imported_at = present
+        if (key := _modules_key()) != self._imported_key:
+            self._imported_key = key
             files = {name: source_file_of(module) for name, module in list(sys.modules.items()) if name != "__main__"}
             self._imported = [name.partition(".")[0] for name, file in files.items() if file is not None]
         return self._imported
@@ -116,7 +120,7 @@ class OwnModules:
         return found
 
 
-def _present_modules() -> _Present:
+def _modules_key() -> _ModulesKey:
     """Return how many modules are imported and the newest one, since a look at each of them takes milliseconds."""
     return len(sys.modules), next(reversed(sys.modules))
 

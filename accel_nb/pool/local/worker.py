@@ -83,7 +83,7 @@ class Worker:
         self._running: int | None = None
         self._interrupted: int | None = None
         # The request that was interrupted while no user code of it ran, and the last one whose user code has ended.
-        self._interrupted_early: int | None = None
+        self._interrupted_outside: int | None = None
         self._last_ended = 0
         self._number = 0
         self._num_stores = 0
@@ -97,18 +97,18 @@ class Worker:
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
 
     def emit(self, event: Event) -> None:
-        """Send an event: measurements through the ring, others as a message."""
+        """Send an event: measurements through the ring buffer, others as a message."""
         if RingWriter.can_write(event):
             self._ring.write(event)  # type: ignore[arg-type]
         else:
             self.send_message("event", to_message(event))
 
     def emit_step(self, *values: Any) -> None:
-        """Write the fields of a `StepDone` to the ring."""
+        """Write the fields of a `StepDone` to the ring buffer."""
         self._ring.write_step(*values)
 
     def emit_metric(self, rank: int, step: int, time: float, name: str, value: float) -> None:
-        """Write the fields of a `MetricLogged` to the ring, or send them as a message if they do not fit."""
+        """Write the fields of a `MetricLogged` to the ring buffer, or send them as a message if they do not fit."""
         if not self._ring.write_metric(rank, step, time, name, value):
             self.emit(MetricLogged(rank, step, time, name, value))
 
@@ -154,7 +154,7 @@ class Worker:
             try:
                 with self._request_lock:
                     self._running = self._number
-                    if self._interrupted_early == self._number:
+                    if self._interrupted_outside == self._number:
                         self._interrupted = self._number
                 if self.was_interrupted:
                     raise KeyboardInterrupt
@@ -200,7 +200,7 @@ class Worker:
         return TaskResult("done", {})
 
     def _copy_store(self, store: int) -> int:
-        """Duplicate a store's descriptor to a number that no earlier store had and that no other file gets.
+        """Duplicate a store's descriptor to a number that none of the latest stores had and that no other file gets.
 
         A process group exists as long as it is referenced, and its store opens the path again when it is destroyed.
         """
@@ -236,7 +236,7 @@ class Worker:
                     self._handle_outside(record)
                 elif isinstance(record, FinishStep):
                     self._interrupted = record.number
-                    self._send_finish_answer(record.number, will=self._program.finish_step())
+                    self._send_finish_answer(record.number, will_end=self._program.finish_step())
                 elif isinstance(record, ProposeAction):
                     self._send_step_count(record, self._program.propose_action(record.action_id, record.action))
                 elif isinstance(record, DecideAction):
@@ -247,7 +247,7 @@ class Worker:
                 elif isinstance(record, AbortCollective):
                     self.group.cut_connections()
                 elif isinstance(record, QueryPosition):
-                    self._send_position(record.number)
+                    self._send_location(record.number)
 
     def _handle_outside(
         self, record: Interrupt | AbortCollective | FinishStep | QueryPosition | ProposeAction | DecideAction
@@ -256,26 +256,27 @@ class Worker:
         if isinstance(record, ProposeAction):
             self._send_step_count(record, None)
         elif isinstance(record, QueryPosition):  # before the user code the rank may import modules, which takes long
-            self._send_position(record.number, has_ended=record.number <= self._last_ended)
+            self._send_location(record.number, has_ended=record.number <= self._last_ended)
         elif isinstance(record, DecideAction):
             pass
         elif record.number <= self._last_ended:
-            self._interrupted_early = record.number
+            self._interrupted_outside = record.number
             self._send_stopped(record.number)
         elif isinstance(record, AbortCollective):
             self.group.cut_connections()  # the preparation of a request may wait for other ranks too
         else:
-            self._interrupted_early = record.number
+            self._interrupted_outside = record.number
             if isinstance(record, FinishStep):
-                self._send_finish_answer(record.number, will=False)
+                self._send_finish_answer(record.number, will_end=False)
 
-    def _send_position(self, number: int, *, has_ended: bool = False) -> None:
+    def _send_location(self, number: int, *, has_ended: bool = False) -> None:
+        """Send where in the code this rank is, and its last collective, as the answer to `QueryPosition`."""
         main = threading.main_thread().ident
         assert main is not None
         self._control.send(encode(PositionReport(number, position_of(main, self.group, has_ended=has_ended))))
 
-    def _send_finish_answer(self, number: int, *, will: bool) -> None:
-        self._control.send(encode(FinishAnswer(number, will)))
+    def _send_finish_answer(self, number: int, *, will_end: bool) -> None:
+        self._control.send(encode(FinishAnswer(number, will_end)))
 
     def _send_step_count(self, record: ProposeAction, count: int | None) -> None:
         self._control.send(encode(StepCount(record.number, record.action_id, count)))
@@ -291,7 +292,9 @@ def _path(descriptor: int) -> str:
 
 
 def write_stack_on_signal(descriptor: int) -> None:
-    """Write the Python stack of the thread that receives a `TRACE_SIGNAL`, which is the main thread if it can.
+    """Register a handler of `TRACE_SIGNAL` that writes the Python stack of the thread that receives it.
+
+    The system prefers the main thread.
 
     faulthandler reads the stacks of other threads while these run, which sometimes ends the process by SIGSEGV.
     """

@@ -1,6 +1,7 @@
-"""Workers on machines that a command reaches: on each, an agent behind the command hosts the local engine.
+"""Starts workers on other machines by a command such as ssh or kubectl exec.
 
-Frames travel over the standard streams of the command, so nothing of ours listens on a port.
+The command runs a process there, the agent, which starts the workers as on this machine. Messages travel over the
+standard streams of the command, so nothing of ours listens on a port.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ class Machine:
     name: str
     address: str
     command: tuple[str, ...]
-    is_shell: bool = False
+    needs_quoting: bool = False
     """Whether a shell on the machine splits the text after the command into words."""
     remedy: str = ""
     """What to do if the command ends with status 255, as ssh does without a connection."""
 
 
 def named_machines(
-    options: EngineOptions, address_of: Callable[[str], str], on_host: Callable[[str, str, str], Machine]
+    options: EngineOptions, address_of: Callable[[str], str], make_machine: Callable[[str, str, str], Machine]
 ) -> list[Machine]:
     """Return the first machines that the options name, as many as there are nodes.
 
-    ``address_of`` returns the address of a host, and ``on_host`` its machine, by host, name of the node and address.
+    ``address_of`` returns the address of a host, and ``make_machine(host, name, address)`` its machine.
     ``localhost`` is this machine, which needs no command. Raise ConfigError if too few are named.
     """
     if len(options.hosts) < options.nodes:
@@ -58,7 +59,9 @@ def named_machines(
     for number, host in enumerate(hosts):
         repeated = hosts[:number].count(host)
         name = f"{host}-{repeated + 1}" if repeated else host
-        machines.append(Machine(name, own_address, ()) if host == LOCALHOST else on_host(host, name, addresses[host]))
+        machines.append(
+            Machine(name, own_address, ()) if host == LOCALHOST else make_machine(host, name, addresses[host])
+        )
     return machines
 
 
@@ -71,8 +74,8 @@ def start_agents(
     """
     options = request.options
     python = options.python or sys.executable
-    with ThreadPoolExecutor(len(machines)) as pool:
-        for _ in pool.map(lambda machine: check_machine(machine, python), machines):
+    with ThreadPoolExecutor(len(machines)) as executor:
+        for _ in executor.map(lambda machine: check_machine(machine, python), machines):
             pass
     links: list[AgentLink] = []
     overrides = with_hash_seed(request.overrides)
@@ -136,7 +139,7 @@ def _why_not_started(machine: Machine, python: str, done: subprocess.CompletedPr
         return _no_python(machine, python, reason)
     if machine.remedy and done.returncode == 255:
         return f"{machine.command[0]} did not connect to {machine.name}: {reason}. {machine.remedy}"
-    return f"{machine.name} cannot start a host: {reason}"
+    return f"accel_nb could not be started on {machine.name}: {reason}"
 
 
 def _no_python(machine: Machine, python: str, reason: str) -> str:
@@ -145,7 +148,7 @@ def _no_python(machine: Machine, python: str, reason: str) -> str:
 
 def _on(machine: Machine, words: Sequence[str]) -> list[str]:
     """Return a command that runs ``words`` on a machine."""
-    return [*machine.command, *(map(shlex.quote, words) if machine.is_shell else words)]
+    return [*machine.command, *(map(shlex.quote, words) if machine.needs_quoting else words)]
 
 
 def resolve_address(name: str, what: str) -> str:

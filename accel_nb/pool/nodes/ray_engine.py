@@ -186,7 +186,7 @@ def _start_actor(ray: Any, node: dict[str, Any], options: EngineOptions) -> Any:
 
 
 def check_versions(ray: Any, actors: Sequence[Any], nodes: Sequence[dict[str, Any]]) -> None:
-    """Raise ConfigError if a node cannot start a host, or has other versions than this machine."""
+    """Raise ConfigError if accel_nb cannot be started on a node, or the node has other versions than this machine."""
     own = own_versions()
     for actor, node in zip(actors, nodes, strict=True):
         name = node["NodeManagerAddress"]
@@ -198,7 +198,7 @@ def check_versions(ray: Any, actors: Sequence[Any], nodes: Sequence[dict[str, An
                 "processors and GPUs are in use"
             ) from None
         except ray.exceptions.RayError as error:
-            problem = "has no accel_nb" if "accel_nb" in str(error) else f"cannot start a host ({_first_line(error)})"
+            problem = "has no accel_nb" if "accel_nb" in str(error) else f"cannot start accel_nb ({_first_line(error)})"
             raise ConfigError(f"node {name} {problem}; on the node: {INSTALL}") from None
         if problem := describe_differences(name, found, own):
             raise ConfigError(problem)

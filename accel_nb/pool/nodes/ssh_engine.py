@@ -21,7 +21,7 @@ def _machine(host: str, name: str, address: str) -> Machine:
     options = ("BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ServerAliveInterval=5")
     command = ("ssh", "-T", *(word for option in options for word in ("-o", option)), "--", host)
     remedy = f"`ssh {host} true` must work without a question; keys, users and ports are read from ~/.ssh/config"
-    return Machine(name, address, command, is_shell=True, remedy=remedy)
+    return Machine(name, address, command, needs_quoting=True, remedy=remedy)
 
 
 def _address_behind_ssh(host: str) -> str:

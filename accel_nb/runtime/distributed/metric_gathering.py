@@ -53,5 +53,5 @@ def _wrap(
         is_alone = caller == _NORMS or caller.partition(".")[0] in METRIC_LIBRARIES or is_users(caller)
         return not is_alone or gathers()
 
-    is_in_use.looks_at_caller = True  # type: ignore[attr-defined]
+    is_in_use.inspects_caller = True  # type: ignore[attr-defined]
     return is_in_use

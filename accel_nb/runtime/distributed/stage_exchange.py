@@ -15,7 +15,7 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MAX_DIMS = 8
 _FAILED = -1
 
-Form = tuple[tuple[int, ...], torch.dtype]
+TensorSpec = tuple[tuple[int, ...], torch.dtype]
 """The shape and the dtype of a tensor."""
 
 
@@ -36,8 +36,8 @@ class StageExchange:
         """Whether this rank computes the last stage."""
         return self.rank == self.num_ranks - 1
 
-    def send_form(self, tensor: Tensor | None, target: int) -> Callable[[], object]:
-        """Start to send the form of the next tensor, None if there is none; return a function that waits for it."""
+    def send_spec(self, tensor: Tensor | None, target: int) -> Callable[[], object]:
+        """Start to send shape and dtype of the next tensor, or that there is none; return a function that waits."""
         header = torch.full((2 + _MAX_DIMS,), _FAILED, dtype=torch.int64, device="cpu")
         if tensor is not None:
             if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMS:
@@ -49,8 +49,8 @@ class StageExchange:
             header[2 : 2 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.int64, device="cpu")
         return self.comm.start_send(header, target)
 
-    def receive_form(self, source: int) -> Form | None:
-        """Return the form of the next tensor; None if there is none."""
+    def receive_spec(self, source: int) -> TensorSpec | None:
+        """Return shape and dtype of the next tensor; None if there is none."""
         kind, dims, *shape = self.comm.receive(
             torch.empty(2 + _MAX_DIMS, dtype=torch.int64, device="cpu"), source
         ).tolist()
@@ -60,24 +60,24 @@ class StageExchange:
         """Start to send a tensor; return a function that waits. Until that has returned, the tensor must not change."""
         return self.comm.start_send(_as_bytes(tensor), target)
 
-    def receive(self, form: Form, source: int) -> Tensor:
-        """Return the tensor of this form that a rank sends."""
-        tensor = torch.empty(form[0], dtype=form[1], device=self._device)
+    def receive(self, spec: TensorSpec, source: int) -> Tensor:
+        """Return the tensor of this shape and dtype that a rank sends."""
+        tensor = torch.empty(spec[0], dtype=spec[1], device=self._device)
         self.comm.receive(_as_bytes(tensor), source)
         return tensor
 
-    def share_forms(self, tensors: Sequence[Tensor] | None) -> list[tuple[Form, bool]]:
-        """Return the forms of the last stage's tensors, and whether each requires a gradient."""
+    def share_specs(self, tensors: Sequence[Tensor] | None) -> list[tuple[TensorSpec, bool]]:
+        """Return shape and dtype of each of the last stage's tensors, and whether it requires a gradient."""
         found = None
         if tensors is not None:
             found = [[list(value.shape), str(value.dtype), value.requires_grad] for value in tensors]
         sent: list[Any] = self.comm.broadcast_json(found, self.num_ranks - 1)
         return [((tuple(shape), getattr(torch, name.removeprefix("torch."))), needs) for shape, name, needs in sent]
 
-    def share(self, tensors: Sequence[Tensor] | None, forms: Sequence[Form]) -> list[Tensor]:
+    def share(self, tensors: Sequence[Tensor] | None, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """Return the last stage's tensors on every rank; ``tensors`` is None on the others."""
         if tensors is None:
-            tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in forms]
+            tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in specs]
         shared: list[Tensor] = []
         for tensor in tensors:
             dense = tensor.contiguous()

@@ -24,7 +24,11 @@ class KillCounters:
         self._counts = self._read()
 
     def kill_cause(self) -> KillCause:
-        """Return why a process has just been killed by SIGKILL; each counted kill explains one process."""
+        """Return why a process has just been killed by SIGKILL.
+
+        A call that finds a higher counter attributes the kill to lack of memory; a second call needs a further
+        increase.
+        """
         now = self._read()
         before, self._counts = self._counts, now
         if not now:

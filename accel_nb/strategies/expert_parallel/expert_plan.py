@@ -1,7 +1,8 @@
-"""Choice of the modules of experts that are divided, each kind after a trial.
+"""Choice of the modules of experts that are divided, after a trial: one for all equal modules.
 
-In the trial a copy of the module with a few of its experts computes random tokens in float64 on the CPU, whole and in
-parts, with threads in place of ranks. So it needs no other rank, changes nothing, and cannot leave a rank waiting.
+In the trial a copy of the module with a few of its experts is run on random tokens on the CPU, in float64 or else in
+float32, whole and in parts, with threads in place of ranks. So it needs no other rank, changes nothing, and
+cannot leave a rank waiting.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
     """Return the names of the modules of experts to divide among ``size`` ranks, or why none can be divided."""
     found = {name: part for name, part in model.named_modules() if _has_experts(part)}
     kind = innermost_class(model).__name__
-    tied = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
+    num_names = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
     problems: dict[str, str] = {}
     chosen: list[str] = []
-    verdicts: dict[Any, str | None] = {}
+    problem_by_kind: dict[Any, str | None] = {}
     for name, module in found.items():
         experts: Any = module
         if experts.num_experts % size:
@@ -49,12 +50,12 @@ def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
                 f"{name} of the {kind} has {experts.num_experts} experts, which mesh.ep {size} does not divide",
                 f"use mesh.ep {', '.join(degrees)}",
             )
-        problem = _look_at(module, tied)
+        problem = _static_problem(module, num_names)
         if problem is None:
             key = kind_of(module)
-            if key not in verdicts:
-                verdicts[key] = _try(module, size)
-            problem = verdicts[key]
+            if key not in problem_by_kind:
+                problem_by_kind[key] = _trial_problem(module, size)
+            problem = problem_by_kind[key]
         if problem is None:
             chosen.append(name)
         else:
@@ -63,15 +64,18 @@ def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
         return chosen
     reasons = "; ".join(f"{name}: {why}" for name, why in problems.items()) or "no module has num_experts"
     return Refusal(
-        f"mesh.ep {size} finds no experts to divide in the {kind} ({reasons})",
+        f"the {kind} has no experts that mesh.ep {size} can divide ({reasons})",
         "train with --ep 1, or compute the experts in a module with num_experts, parameters of shape "
         "[num_experts, ...] and forward(tokens [T, D], indices [T, K], weights [T, K])",
     )
 
 
-def _look_at(module: nn.Module, tied: Mapping[int, int]) -> str | None:
-    """Return why a module cannot be divided, as far as it shows without a trial; ``tied`` has the numbers of names."""
-    if any(tied[id(value)] > 1 for value in module.parameters()):
+def _static_problem(module: nn.Module, num_names: Mapping[int, int]) -> str | None:
+    """Return why a module cannot be divided, as far as it shows without a trial.
+
+    ``num_names`` has, by id, under how many names the model has a parameter.
+    """
+    if any(num_names[id(value)] > 1 for value in module.parameters()):
         return "its weights are tied to others"
     if any(True for _ in module.buffers()):
         return "it has buffers, which are not divided"
@@ -93,7 +97,7 @@ def _has_experts(module: nn.Module) -> bool:
     )
 
 
-def _try(module: Any, size: int) -> str | None:
+def _trial_problem(module: Any, size: int) -> str | None:
     """Return why the parts of a module compute something else than the whole; None if they compute the same."""
     problem = "it cannot be tried"
     number = min(_PER_PART * size, module.num_experts)
@@ -128,7 +132,7 @@ def _few_experts(module: nn.Module, dtype: torch.dtype, number: int) -> nn.Modul
 def _compare(
     whole: nn.Module, given: Sequence[tuple[Tensor, Tensor, Tensor]], factors: Tensor, tolerance: float
 ) -> str | None:
-    """Return why parts of ``whole`` compute something else; raises `TrialFailed` if it cannot be computed itself."""
+    """Return why parts of ``whole`` compute something else; raises `TrialFailed` if the whole module raises."""
     whole.zero_grad()
     state = torch.get_rng_state()
     try:

@@ -106,9 +106,9 @@ class ShardedModel:
     ) -> None:
         self.model = model
         self.syncs = True
-        # This rank holds gradients of backward passes that were not averaged; of single numbers without stages.
+        # This rank holds gradients of backward passes that were not averaged; of scalars without stages.
         self.is_pending = False
-        self.has_local_singles = False
+        self.has_local_scalars = False
         self._keeps_gathered = False
         # By name of a gathered parameter: how often code has written to it, if it has.
         self._versions: dict[str, int] = {}
@@ -119,7 +119,7 @@ class ShardedModel:
             for name, value in module._parameters.items()
             if value is not None
         ]
-        # A single number cannot be divided: each rank has it, and its gradient is averaged after backward passes.
+        # A scalar cannot be divided: each rank has it, and its gradient is averaged after backward passes.
         self.replicated = list({id(p.original): p.original for p in self._slots if p.original.dim() == 0}.values())
         # The device that stores the shards: with offloading the CPU.
         self._home = torch.device("cpu") if "offload_policy" in settings else device
@@ -302,13 +302,13 @@ class ShardedModel:
         )
         for value, weigh in (
             *((value, self.pipeline.weigh_outside) for value in gathered),
-            *((value, self._average_outside) for value in self.singles),
+            *((value, self._average_outside) for value in self.scalars),
         ):
             if value.requires_grad and id(value) not in self._weighed:
                 self._weighed[id(value)] = value, value.register_hook(weigh)
 
     def _average_outside(self, gradient: Tensor) -> Tensor:
-        if self.pipeline is not None and self.pipeline.is_outside:
+        if self.pipeline is not None and self.pipeline.is_backward_outside_model:
             return self._comm.all_reduce(gradient.clone(), "mean")
         return gradient
 
@@ -335,9 +335,9 @@ class ShardedModel:
         for now, gradient in zip(common, before, strict=True):
             if gradient is not None:
                 now.grad = gradient if now.grad is None else now.grad + gradient
-        singles = [(value, self.pipeline.collected.pop(id(value), None)) for value in self.singles]
-        are_found = torch.tensor([own is not None for _, own in singles], dtype=torch.int32, device="cpu")
-        for (value, own), is_found in zip(singles, self._comm.all_reduce(are_found, "max").tolist(), strict=True):
+        scalars = [(value, self.pipeline.collected.pop(id(value), None)) for value in self.scalars]
+        are_found = torch.tensor([own is not None for _, own in scalars], dtype=torch.int32, device="cpu")
+        for (value, own), is_found in zip(scalars, self._comm.all_reduce(are_found, "max").tolist(), strict=True):
             if is_found:
                 own = torch.zeros_like(value) if own is None else own
                 total = self._comm.all_reduce(own.detach()) / (mesh.size // mesh.pp)
@@ -454,14 +454,14 @@ class ShardedModel:
             groups,
             device,
             micro_batches=micro_batches,
-            singles=self.singles,
+            scalars=self.scalars,
             keep_gathered=lambda keeps: root.set_reshard_after_backward(not keeps),
         )
         self._classes = [type(unit) for unit in self._units]
 
     @property
-    def singles(self) -> list[nn.Parameter]:
-        """The trained parameters of a single number on this rank."""
+    def scalars(self) -> list[nn.Parameter]:
+        """The trained parameters without dimensions on this rank."""
         return [value for value in self.replicated if value.requires_grad]
 
     def is_staged(self, parameter: Tensor) -> bool:

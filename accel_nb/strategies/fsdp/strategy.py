@@ -334,8 +334,8 @@ class Fsdp(Stepping):
                 "gradients: use weight_decay of the optimizer, or train with --pp 1"
             )
         visible = [wrapped.visible for wrapped in self._models.values() if wrapped.visible is not None]
-        singles = [
-            (wrapped, LocalGradients(self._comm, wrapped.singles, have_changed=wrapped.has_local_singles))
+        scalars = [
+            (wrapped, LocalGradients(self._comm, wrapped.scalars, have_changed=wrapped.has_local_scalars))
             for wrapped in self._models.values()
             if wrapped.pipeline is None
         ]
@@ -358,8 +358,8 @@ class Fsdp(Stepping):
                 wrapped.average_pending()
             elif wrapped.syncs:
                 wrapped.average_outside()
-        for wrapped, gradients in singles:
-            wrapped.has_local_singles = not wrapped.syncs
+        for wrapped, gradients in scalars:
+            wrapped.has_local_scalars = not wrapped.syncs
             if wrapped.syncs:
                 gradients.average()
 
@@ -411,9 +411,9 @@ class Fsdp(Stepping):
         for wrapped in self._models.values():
             wrapped.average_pending()
             wrapped.free_gathered()
-            if wrapped.has_local_singles:
-                wrapped.has_local_singles = False
-                LocalGradients(self._comm, wrapped.singles, have_changed=True).average()
+            if wrapped.has_local_scalars:
+                wrapped.has_local_scalars = False
+                LocalGradients(self._comm, wrapped.scalars, have_changed=True).average()
         multiply_gradients(bundle, factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # pyright: igno
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
-from accel_nb.runtime.distributed.stage_exchange import Form, StageExchange
+from accel_nb.runtime.distributed.stage_exchange import StageExchange, TensorSpec
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import (
     innermost_class,
@@ -51,24 +51,24 @@ class KindOfCall:
     output: Any
     """An output of the same structure, with other values."""
 
-    is_in_shards: bool | None = None
+    is_in_micro_batches: bool | None = None
     """Whether batches pass in micro-batches; None: no batch had several rows yet."""
     draws: bool | None = None
     """Whether any stage draws random numbers; None before the first call."""
     writes_buffers: bool | None = None
     """Whether any stage writes to buffers; None before the first call."""
 
-    forms: dict[Any, Forms] = field(default_factory=dict)
-    """By the shapes of the arguments."""
+    specs: dict[Any, PassSpecs] = field(default_factory=dict)
+    """By gradient mode, sizes of micro-batches, shapes of the arguments, and autocast."""
 
 
 @dataclass
-class Forms:
-    """The forms of the tensors that are exchanged in one kind of call: by stage of this rank and micro-batch."""
+class PassSpecs:
+    """Shape and dtype of the tensors that one kind of call exchanges: by stage of this rank and micro-batch."""
 
-    received: dict[tuple[int, int], Form | None] = field(default_factory=dict)
-    sent: dict[tuple[int, int], Form | None] = field(default_factory=dict)
-    outputs: list[tuple[Form, bool]] = field(default_factory=list)
+    received: dict[tuple[int, int], TensorSpec | None] = field(default_factory=dict)
+    sent: dict[tuple[int, int], TensorSpec | None] = field(default_factory=dict)
+    outputs: list[tuple[TensorSpec, bool]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,10 @@ class _Pass:
 
 
 class Pipeline:
-    """Computes a model in stages; `undo` restores it. All ranks of a copy must make the same calls.
+    """Computes a model in stages; `undo` restores it. All ranks of a replica of the model must make the same calls.
 
-    ``singles`` are parameters that no wrapper averages; their gradients are collected in ``collected``.
+    ``scalars`` are parameters without dimensions, which `fully_shard` does not manage; their gradients are collected in
+    ``collected``.
     ``keep_gathered`` sets whether parameters stay gathered after a block's backward pass.
     """
 
@@ -119,7 +120,7 @@ class Pipeline:
         device: torch.device,
         *,
         micro_batches: int,
-        singles: Sequence[nn.Parameter],
+        scalars: Sequence[nn.Parameter],
         keep_gathered: Callable[[bool], object],
     ) -> None:
         self.plan = plan
@@ -134,7 +135,7 @@ class Pipeline:
         self._is_main = groups.mesh.rank == 0
         self.device = device
         self.micro_batches = micro_batches
-        self._singles = singles
+        self._scalars = scalars
         self._keep_gathered = keep_gathered
         self.stages = [
             Stage(
@@ -149,13 +150,13 @@ class Pipeline:
         self._run: StageRun | ChainProbe | None = None
         self._kinds: dict[Any, KindOfCall] = {}
         self._forward = model.forward
-        # The hooks of a call gather parameters, so `model.forward(x)` is made a call.
+        # The hooks of a call gather parameters, so `model.forward(x)` is turned into `model(x)`.
         self._is_called = False
         self._call_hook = model.register_forward_pre_hook(self._note_call, prepend=True)
         self._hooks = CallHooks(inside(model), counts_library=True)
         self._has_cache_option = "use_cache" in inspect.signature(self._forward).parameters
         self._replaced: list[nn.Module] = []
-        # Computes calls of the model in another way, with the backward pass.
+        # Computes a call and its backward pass by a schedule such as 1F1B or zero bubble.
         self.compute_scheduled: Callable[[ModelCall], Any] | None = None
         try:
             for number, name in enumerate(plan.blocks):
@@ -181,7 +182,7 @@ class Pipeline:
 
     @torch.no_grad()
     def share_buffers(self) -> None:
-        """Copy the buffers of each block from its stage to the others; all ranks of a copy must call.
+        """Copy the buffers of each block from its stage to the others; all ranks of a replica must call.
 
         Those outside of blocks are copied from the last stage, which alone runs the code after the blocks.
         """
@@ -219,7 +220,7 @@ class Pipeline:
         num_rows = next((value.shape[0] for value in tensors if value.dim()), 0)
         if not num_rows:
             raise MisuseError(f"{self._kind} is called without a batch, which stages need: train with --pp 1")
-        with _disable_current_modes():  # which would see that checks read random numbers
+        with _disable_current_modes():  # dispatch modes would record that checks read random numbers
             kind = self._kind_of(args, kwargs, tensors, num_rows)
         call = ModelCall(kind, args, kwargs, tensors, num_rows)
         return self._compute(call) if self.compute_scheduled is None else self.compute_scheduled(call)
@@ -228,20 +229,20 @@ class Pipeline:
         kind, tensors, num_rows = call.kind, call.tensors, call.num_rows
         args, kwargs = call.args, call.kwargs
         has_gradient = torch.is_grad_enabled()
-        made = _Pass(self._sizes(num_rows) if kind.is_in_shards else [num_rows])
+        made = _Pass(self._sizes(num_rows) if kind.is_in_micro_batches else [num_rows])
         if has_gradient:
             args, kwargs = self._detach_inputs(args, kwargs, made)
         key = has_gradient, tuple(made.sizes), *call.shapes, torch.is_autocast_enabled()
-        forms = kind.forms.get(key)
+        specs = kind.specs.get(key)
         with self.own_random_numbers(kind), self._shared_buffers(kind, len(made.sizes)):
-            results, found = self._compute_parts(args, kwargs, made, num_rows, forms)
+            results, found = self._compute_parts(args, kwargs, made, num_rows, specs)
         whole = None if results is None else join(results)
-        if forms is None:
-            found.outputs = self.exchange.share_forms(whole)
-            forms = kind.forms[key] = found
-        needs = [needs for _, needs in forms.outputs]
+        if specs is None:
+            found.outputs = self.exchange.share_specs(whole)
+            specs = kind.specs[key] = found
+        needs = [needs for _, needs in specs.outputs]
         outputs = self.exchange.share(
-            None if whole is None else [value.detach() for value in whole], [form for form, _ in forms.outputs]
+            None if whole is None else [value.detach() for value in whole], [spec for spec, _ in specs.outputs]
         )
         if any(needs):
             made.outputs, made.needs_gradient = outputs, needs
@@ -251,17 +252,20 @@ class Pipeline:
         remaining = iter(outputs)
         return map_tensors(lambda _: next(remaining), kind.output)
 
-    def forms_of_part(self, call: ModelCall, size: int) -> list[tuple[Form | None, Form | None]]:
-        """Compute the first ``size`` rows of a batch without gradients; return what each stage receives and sends."""
-        args, kwargs = shard_of((call.args, call.kwargs), call.num_rows, 0, size)
+    def specs_of_part(self, call: ModelCall, size: int) -> list[tuple[TensorSpec | None, TensorSpec | None]]:
+        """Compute the first ``size`` rows of a batch without gradients.
+
+        Return shape and dtype of the tensors that each of this rank's stages receives and sends.
+        """
+        args, kwargs = rows_of((call.args, call.kwargs), call.num_rows, 0, size)
         states = rng.capture(self.device)
         try:
             with torch.no_grad(), restoring(self.model):
-                _, forms = self._compute_parts(args, kwargs, _Pass([size]), size, None)
+                _, specs = self._compute_parts(args, kwargs, _Pass([size]), size, None)
         finally:
             rng.restore(states, self.device)
         keys = [(stage.number, 0) for stage in self.stages]
-        return [(forms.received[key], forms.sent.get(key)) for key in keys]
+        return [(specs.received[key], specs.sent.get(key)) for key in keys]
 
     def run_stage(self, stage: Stage, receive: Callable[[], Tensor], args: Any, kwargs: Any) -> Any:
         """Compute one stage with one micro-batch; return the tensor for the next stage, or the model's output.
@@ -294,9 +298,9 @@ class Pipeline:
         if kind is None:
             kind = KindOfCall(torch.empty(0, device="cpu") if self.plan.is_whole else self._check_chain(args, kwargs))
             self._kinds[key] = kind
-        if kind.is_in_shards is None and min(self.micro_batches, num_rows) > 1:
-            kind.is_in_shards = self._is_equal_in_parts(args, kwargs, num_rows)
-            if not kind.is_in_shards and self._is_main:
+        if kind.is_in_micro_batches is None and min(self.micro_batches, num_rows) > 1:
+            kind.is_in_micro_batches = self._is_equal_in_parts(args, kwargs, num_rows)
+            if not kind.is_in_micro_batches and self._is_main:
                 warn_at_user_line(_WHOLE.format(kind=self._kind))
         return kind
 
@@ -331,7 +335,7 @@ class Pipeline:
         try:
             with torch.no_grad(), restoring(self.model):
                 (whole, _), (parts, _) = (
-                    self._compute_parts(args, kwargs, _Pass(sizes), num_rows, None, is_guarded=True)
+                    self._compute_parts(args, kwargs, _Pass(sizes), num_rows, None, catches_errors=True)
                     for sizes in ([num_rows], self._sizes(num_rows))
                 )
             now = rng.capture(self.device)
@@ -360,7 +364,7 @@ class Pipeline:
 
     @contextmanager
     def own_random_numbers(self, kind: KindOfCall) -> Iterator[None]:
-        """Draw the numbers of each stage from a generator of its own, so that those of the code around stay equal."""
+        """Draw the numbers of each stage with a seed of its own, so that those of the code around stay equal."""
         if kind.draws is False:
             yield
             return
@@ -399,42 +403,43 @@ class Pipeline:
         kwargs: Any,
         made: _Pass,
         num_rows: int,
-        forms: Forms | None,
+        specs: PassSpecs | None,
         *,
-        is_guarded: bool = False,
-    ) -> tuple[list[list[Tensor]] | None, Forms]:
-        """Compute this rank's stage for each micro-batch; return the outputs on the last one, and the forms.
+        catches_errors: bool = False,
+    ) -> tuple[list[list[Tensor]] | None, PassSpecs]:
+        """Compute this rank's stages for all micro-batches.
 
-        If ``is_guarded``, there are no outputs after an error of any stage; else it is raised.
+        Return the outputs on the last rank, None on the others, and shape and dtype of the exchanged tensors. If
+        ``catches_errors``, there are no outputs after an error of any stage; else it is raised.
         """
         exchange, has_failed = self.exchange, False
-        found, waits = Forms(), []
+        found, waits = PassSpecs(), []
         for stage in self.stages:
             start = 0
             for index, size in enumerate(made.sizes):
                 key = stage.number, index
-                own_args, own_kwargs = shard_of((args, kwargs), num_rows, start, size)
+                own_args, own_kwargs = rows_of((args, kwargs), num_rows, start, size)
                 start += size
-                taken = StageInput(exchange, stage.source, None if forms is None else forms.received[key])
+                taken = StageInput(exchange, stage.source, None if specs is None else specs.received[key])
                 tensors: list[Tensor] = []
                 try:
                     tensors = list(find_tensors(self.run_stage(stage, taken.receive, own_args, own_kwargs)))
                 except Exception:
-                    if not is_guarded:
+                    if not catches_errors:
                         raise
                     taken.drain()
                     has_failed = True
                 made.received[key] = taken.tensor
                 made.sent[key] = tensors
-                found.received[key] = taken.form
+                found.received[key] = taken.spec
                 if stage.target is None:
                     continue
                 output = tensors[0] if tensors else None
-                form = None if output is None else (tuple(output.shape), output.dtype)
-                if forms is None:
-                    waits.append(exchange.send_form(output, stage.target))
-                    found.sent[key] = form
-                elif output is None or forms.sent[key] != form:
+                spec = None if output is None else (tuple(output.shape), output.dtype)
+                if specs is None:
+                    waits.append(exchange.send_spec(output, stage.target))
+                    found.sent[key] = spec
+                elif output is None or specs.sent[key] != spec:
                     raise MisuseError(f"a block of {self._kind} returned a tensor of another shape: train with --pp 1")
                 if output is not None:
                     waits.append(exchange.send(output, stage.target))
@@ -459,19 +464,22 @@ class Pipeline:
     # --- backward ---
 
     @property
-    def is_outside(self) -> bool:
+    def is_backward_outside_model(self) -> bool:
         """Whether gradients are computed of code around the model's forward, which is the same on every rank."""
         return self.accepts_backward and not self._computes_stages
 
     def weigh_outside(self, gradient: Tensor) -> Tensor:
-        """Return the share of a gradient of which stages add up their parts: outside, each has the whole."""
-        return gradient / self.exchange.num_ranks if self.is_outside else gradient
+        """Divide a gradient by the number of ranks if it comes from code outside of the model.
+
+        Every rank computes such code, and the ranks' gradients are summed later. Other gradients are unchanged.
+        """
+        return gradient / self.exchange.num_ranks if self.is_backward_outside_model else gradient
 
     @contextmanager
-    def collect_singles(self) -> Iterator[None]:
-        """Move the gradients of single numbers, which backward passes of the block compute, into ``collected``."""
-        before = [(value, value.grad) for value in self._singles]
-        for value in self._singles:
+    def collect_scalars(self) -> Iterator[None]:
+        """Move the gradients of scalars that backward passes in the with statement compute into ``collected``."""
+        before = [(value, value.grad) for value in self._scalars]
+        for value in self._scalars:
             value.grad = None
         yield
         for value, gradient in before:
@@ -502,7 +510,7 @@ class Pipeline:
         made.is_done = True
         exchange, waits = self.exchange, []
         self._keep_gathered(True)
-        with self._computing_stages(), self.collect_singles():
+        with self._computing_stages(), self.collect_scalars():
             for stage in reversed(self.stages):
                 start = 0
                 for index, size in enumerate(made.sizes):
@@ -540,7 +548,7 @@ class _StageOutputs(Function):
 
     @staticmethod
     def forward(ctx: Any, pipeline: Pipeline, made: _Pass, anchor: Tensor, *sources: Tensor) -> Any:
-        ctx.facts = pipeline, made
+        ctx.call = pipeline, made
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *(value for value, needs in zip(made.outputs, made.needs_gradient, strict=True) if not needs)
@@ -551,11 +559,11 @@ class _StageOutputs(Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        pipeline, made = ctx.facts
+        pipeline, made = ctx.call
         return None, None, None, *pipeline.compute_gradients(made, gradients)
 
 
-def shard_of(value: Any, num_rows: int, start: int, length: int) -> Any:
+def rows_of(value: Any, num_rows: int, start: int, length: int) -> Any:
     """Return a nested value with these rows of each tensor that has all rows of a batch."""
 
     def select(tensor: Tensor) -> Tensor:

@@ -28,10 +28,10 @@ from torch.distributed.pipelining import (
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.pipeline_stages import why_no_stages
-from accel_nb.runtime.distributed.stage_exchange import Form
+from accel_nb.runtime.distributed.stage_exchange import TensorSpec
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 from accel_nb.strategies.base import ScheduledLoss
-from accel_nb.strategies.pipeline.pipeline import ModelCall, Pipeline, is_close, join, shard_of
+from accel_nb.strategies.pipeline.pipeline import ModelCall, Pipeline, is_close, join, rows_of
 from accel_nb.strategies.pipeline.stage_run import Stage
 
 ScheduleName = Literal["gpipe", "1f1b", "zero_bubble"]
@@ -65,7 +65,7 @@ class _Step:
 
 
 class TrainingSchedule:
-    """Trains a model in stages by a schedule. All ranks of a copy must make the same calls.
+    """Trains a model in stages by a schedule. All ranks of a replica of the model must make the same calls.
 
     ``loss_fn`` takes the model's output, and the target if there is one; ``weigh(loss, num_rows)`` returns the
     total weight of a loss, or None if that is the number of rows. ``cast`` converts the model's output as its forward
@@ -105,9 +105,9 @@ class TrainingSchedule:
         """Compute the gradients of the loss times ``scale()``, and return the loss of the batch on every rank.
 
         The loss is the mean over micro-batches, or the sum if ``is_sum``. Returns None, and has computed nothing, for a
-        batch that cannot be divided into equal micro-batches on every rank: ranks of one copy that use the schedule
-        and of another that do not would call different collectives. Raises `MisuseError` on every rank of a copy if the
-        loss is not that of its whole batch.
+        batch that cannot be divided into equal micro-batches on every rank: ranks of one replica that use the schedule
+        and of another that do not would call different collectives. Raises `MisuseError` on every rank of a replica if
+        the loss is not that of its whole batch.
         """
         found: ScheduledLoss | None = None
 
@@ -136,7 +136,7 @@ class TrainingSchedule:
             assert received is not None, "a stage that is not the first receives a tensor"
             return _ContiguousGradient.apply(received)
 
-        args, kwargs, target = shard_of((call.args, call.kwargs, step.target), call.num_rows, start, step.size)
+        args, kwargs, target = rows_of((call.args, call.kwargs, step.target), call.num_rows, start, step.size)
         output = self._pipeline.run_stage(stage, receive, args, kwargs)
         if stage.target is not None:
             # Stages send contiguous tensors, and zero bubble detaches them in place, which no view can be.
@@ -166,7 +166,7 @@ class TrainingSchedule:
 
     def _count(self, call: ModelCall) -> int | None:
         """Return the number of micro-batches: the largest possible that divides the batch; None if there is none."""
-        if not call.kind.is_in_shards or any(value.requires_grad for value in call.tensors):
+        if not call.kind.is_in_micro_batches or any(value.requires_grad for value in call.tensors):
             return None
         number_of_ranks = self._pipeline.exchange.num_ranks
         for number in range(min(self._pipeline.micro_batches, call.num_rows), number_of_ranks - 1, -1):
@@ -184,7 +184,7 @@ class TrainingSchedule:
         self._step = step = _Step(call, size, target, step_scale, keeps_outputs, {}, {}, {})
         index = torch.arange(number, device="cpu")
         try:
-            with self._gathered(), pipeline.own_random_numbers(call.kind), pipeline.collect_singles():
+            with self._gathered(), pipeline.own_random_numbers(call.kind), pipeline.collect_scalars():
                 self._schedule_for(call, number, size).step(index=index, target=index)
             return self._loss(step, number, is_sum)
         finally:
@@ -239,7 +239,7 @@ class TrainingSchedule:
         problem = why_no_stages(pipeline.exchange.num_ranks, number, dist.get_backend())  # pyright: ignore[reportPrivateImportUsage]
         if problem is not None:
             raise MisuseError(problem)
-        forms = pipeline.forms_of_part(call, size)
+        specs = pipeline.specs_of_part(call, size)
         total = len(pipeline.plan.starts)
         stages = [
             PipelineStage(
@@ -247,19 +247,19 @@ class TrainingSchedule:
                 module.stage.number,
                 total,
                 pipeline.device,
-                input_args=() if stage_forms[0] is None else (self._example(stage_forms[0]),),
-                output_args=(self._example(stage_forms[1] or ((1,), _LOSS_DTYPE)),),
+                input_args=() if stage_specs[0] is None else (self._example(stage_specs[0]),),
+                output_args=(self._example(stage_specs[1] or ((1,), _LOSS_DTYPE)),),
                 group=pipeline.exchange.comm.process_group,
             )
-            for module, stage_forms in zip(self._modules, forms, strict=True)
+            for module, stage_specs in zip(self._modules, specs, strict=True)
         ]
         is_single = "stage" in inspect.signature(self._class).parameters
         return self._class(
             stages[0] if is_single else stages, number, loss_fn=lambda output, _: output.sum(), scale_grads=False
         )
 
-    def _example(self, form: Form) -> Tensor:
-        return torch.empty(form[0], dtype=form[1], device=self._pipeline.device, requires_grad=True)
+    def _example(self, spec: TensorSpec) -> Tensor:
+        return torch.empty(spec[0], dtype=spec[1], device=self._pipeline.device, requires_grad=True)
 
 
 class _ContiguousGradient(Function):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.stage_exchange import Form, StageExchange
+from accel_nb.runtime.distributed.stage_exchange import StageExchange, TensorSpec
 from accel_nb.strategies.block_calls import chain_input, with_chain_input
 
 
@@ -59,11 +59,11 @@ class StageRun:
 
 
 class StageInput:
-    """The tensor that the previous stage sends for one micro-batch; ``form`` is None until it was received."""
+    """The tensor that the previous stage sends for one micro-batch; ``spec`` is None until it was received."""
 
-    def __init__(self, exchange: StageExchange, source: int | None, form: Form | None) -> None:
+    def __init__(self, exchange: StageExchange, source: int | None, spec: TensorSpec | None) -> None:
         self._exchange, self._source = exchange, source
-        self.form = form
+        self.spec = spec
         self.tensor: Tensor | None = None
         self._is_received = False
 
@@ -79,9 +79,9 @@ class StageInput:
         if self._is_received or self._source is None:
             return
         self._is_received = True
-        if self.form is None:
-            self.form = self._exchange.receive_form(self._source)
-        if self.form is not None:
-            self.tensor = self._exchange.receive(self.form, self._source)
+        if self.spec is None:
+            self.spec = self._exchange.receive_spec(self._source)
+        if self.spec is not None:
+            self.tensor = self._exchange.receive(self.spec, self._source)
             if torch.is_grad_enabled():
                 self.tensor.requires_grad_()

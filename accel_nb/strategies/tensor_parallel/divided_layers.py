@@ -30,7 +30,7 @@ from accel_nb.strategies.block_calls import LATE_HOOK, CallHooks, inside
 
 
 @dataclass(frozen=True, slots=True)
-class DividedGroup:
+class LayersToDivide:
     """Layers that are divided together, by their names inside of the module ``owner``, itself a name in the model.
 
     ``whole`` are modules that compute with parts of activations and whole parameters, whose gradients are summed.
@@ -56,7 +56,7 @@ def join(owner: str, name: str) -> str:
     return f"{owner}.{name}" if owner and name else owner or name
 
 
-def divided_parameters(model: nn.Module, groups: Sequence[DividedGroup]) -> dict[int, int]:
+def divided_parameters(model: nn.Module, groups: Sequence[LayersToDivide]) -> dict[int, int]:
     """Return by id of a parameter the dim that is divided."""
     named = dict(model.named_parameters(remove_duplicate=False))
     places = ((join(group.owner, name), dim) for group in groups for name, dim in group.part_names())
@@ -66,7 +66,7 @@ def divided_parameters(model: nn.Module, groups: Sequence[DividedGroup]) -> dict
 class LayerDivision:
     """Replaced forwards of divided layers and of their owners; `undo` restores them."""
 
-    def __init__(self, model: nn.Module, groups: Sequence[DividedGroup], exchange: LayerExchange, size: int) -> None:
+    def __init__(self, model: nn.Module, groups: Sequence[LayersToDivide], exchange: LayerExchange, size: int) -> None:
         self._replaced: list[nn.Module] = []
         try:
             for group in groups:

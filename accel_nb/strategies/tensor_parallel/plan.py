@@ -20,8 +20,8 @@ from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.block_calls import CallHooks, inside
 from accel_nb.strategies.module_kinds import kind_of
-from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, join
-from accel_nb.strategies.tensor_parallel.trial import try_group
+from accel_nb.strategies.tensor_parallel.divided_layers import LayersToDivide, join
+from accel_nb.strategies.tensor_parallel.trial import try_layers
 from accel_nb.strategies.trials import TrialFailed
 
 _COLUMNS, _ROWS, _WHOLE = {"colwise"}, {"rowwise"}, {"replicated_with_grad_allreduce"}
@@ -48,7 +48,7 @@ _WIDTHS = re.compile(r"embd|embed|dim|hidden|width|d_model|channels")
 class DivisionPlan:
     """The layers of a model that are divided, and by the class name of a module why its layers are not."""
 
-    groups: list[DividedGroup] = field(default_factory=list)
+    groups: list[LayersToDivide] = field(default_factory=list)
     left_whole: dict[str, str] = field(default_factory=dict)
     num_layers: int = 0
 
@@ -115,7 +115,7 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
         refused = _check_numbers(model, owner, columns, rows, size)
         if refused is not None:
             return refused
-        plan.groups.append(DividedGroup(owner, columns, rows, whole, draws=_has_dropout(module)))
+        plan.groups.append(LayersToDivide(owner, columns, rows, whole, draws=_has_dropout(module)))
     return None
 
 
@@ -158,7 +158,7 @@ def _list_degrees(number: int) -> str:
 def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
     """Add the groups of linear layers that can be divided; each kind of module is tried once."""
     tied, taken = _tied(model), set[int]()
-    verdicts: dict[Any, DividedGroup | str] = {}
+    verdicts: dict[Any, LayersToDivide | str] = {}
     for name, owner in model.named_modules():
         layers: dict[str, Any] = {
             leaf: child
@@ -198,7 +198,7 @@ def _refuse_heads(name: str, kind: str, attribute: str, count: int, size: int) -
     )
 
 
-def _candidates(layers: Mapping[str, Any]) -> Iterator[DividedGroup]:
+def _candidates(layers: Mapping[str, Any]) -> Iterator[LayersToDivide]:
     """Yield divisions of a module's linear layers, in the order in which they are tried."""
     names = list(layers)
     named = {name for name in names if name in _ROW_NAMES}
@@ -217,12 +217,12 @@ def _candidates(layers: Mapping[str, Any]) -> Iterator[DividedGroup]:
         widths = {layers[name].in_features for name in columns}
         inner = {layers[name].out_features for name in columns}
         if len(widths) == 1 and all(layers[name].in_features in inner for name in own_rows):
-            yield DividedGroup("", columns, own_rows)
+            yield LayersToDivide("", columns, own_rows)
 
 
 def _try_candidates(
-    owner: nn.Module, candidates: Sequence[DividedGroup], heads: Mapping[str, int], size: int
-) -> DividedGroup | str:
+    owner: nn.Module, candidates: Sequence[LayersToDivide], heads: Mapping[str, int], size: int
+) -> LayersToDivide | str:
     """Return the first division whose parts compute the same as the whole module, or why there is none."""
     reason = ""
     for group in candidates:
@@ -236,9 +236,9 @@ def _try_candidates(
             continue
         width = layers[0].in_features
         for attributes in _attribute_choices(owner, heads, layers[-1].in_features, size):
-            tried = DividedGroup("", group.columns, group.rows, (), attributes)
+            tried = LayersToDivide("", group.columns, group.rows, (), attributes)
             try:
-                return replace(tried, draws=try_group(owner, tried, width, size))
+                return replace(tried, draws=try_layers(owner, tried, width, size))
             except TrialFailed as failed:
                 reason = reason or str(failed)
     return reason

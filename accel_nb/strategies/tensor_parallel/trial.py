@@ -1,7 +1,7 @@
-"""A trial of a division of layers: whether the parts together compute the same as the whole module.
+"""A numerical check of a division of layers: whether the parts together compute the same as the whole module.
 
 The module is copied in float64 to the CPU with random weights, whole and once for each part; threads take the place of
-ranks. So a trial needs no other rank, changes nothing, and cannot leave a rank waiting.
+ranks. So a trial, as this check is called here, needs no other rank, changes nothing, and cannot leave a rank waiting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.tensors.nested import find_tensors
-from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision, shard_of
+from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, LayersToDivide, shard_of
 from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, random_copy, run_threads
 
 _BATCH, _LENGTH = 2, 5
@@ -34,8 +34,10 @@ class _Outcome:
     gradients: dict[str, Tensor | None]
 
 
-def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> bool:
-    """Compute ``owner`` whole and in ``size`` parts, on random numbers; raises `TrialFailed` if results differ.
+def try_layers(owner: nn.Module, layers: LayersToDivide, width: int, size: int) -> bool:
+    """Run the module ``owner`` whole and in ``size`` parts on random numbers; raises `TrialFailed` if results differ.
+
+    ``layers`` are those of its layers that are divided together, and ``width`` is the number of features of its input.
 
     Outputs, the gradient of the input and those of all parameters are compared; a part has shards of the gradients of
     divided parameters. Return whether in training a part draws other random numbers than the whole, as for dropout.
@@ -43,34 +45,34 @@ def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> b
     """
     if not _takes_one_argument(owner):
         raise TrialFailed("its forward needs more than one argument, so it cannot be tried")
-    own = replace(group, owner="")
+    layers = replace(layers, owner="")
     with rng.fork_rng(), redirect_stdout(io.StringIO()):  # what the module's code prints
         rng.set_seed(0)
         data = torch.randn(_BATCH, _LENGTH, width, dtype=torch.float64, device="cpu")
-        weights = torch.randn(4096, dtype=torch.float64, device="cpu")
+        coefficients = torch.randn(4096, dtype=torch.float64, device="cpu")
         try:
             whole = random_copy(owner, torch.float64)
         except Exception as error:
             raise TrialFailed(f"it cannot be copied: {type(error).__name__}: {error}") from None
-        _compare_parts(whole.eval(), own, data, weights, size)
-        if _draws(whole.train(), data):
-            return _draws_otherwise(whole, own, data, size)
-        _compare_parts(whole, own, data, weights, size)
+        _compare_parts(whole.eval(), layers, data, coefficients, size)
+        if _uses_rng(whole.train(), data):
+            return _part_uses_rng_differently(whole, layers, data, size)
+        _compare_parts(whole, layers, data, coefficients, size)
     return False
 
 
-def _compare_parts(module: nn.Module, own: DividedGroup, data: Tensor, weights: Tensor, size: int) -> None:
-    """Compute a copy of ``module`` whole and in parts; raises `TrialFailed` if results differ."""
+def _compare_parts(module: nn.Module, layers: LayersToDivide, data: Tensor, coefficients: Tensor, size: int) -> None:
+    """Run a copy of ``module`` whole and in parts; raises `TrialFailed` if results differ."""
     try:
-        expected = _run(copy.deepcopy(module), data, weights)
+        expected = _run(copy.deepcopy(module), data, coefficients)
     except Exception as error:
         raise TrialFailed(f"it cannot be tried: {type(error).__name__}: {error}") from None
-    outcomes = _run_parts([_part(module, own, index, size) for index in range(size)], own, data, weights)
-    dims = dict(own.part_names())
+    outcomes = _run_parts([_part(module, layers, index, size) for index in range(size)], layers, data, coefficients)
+    dims = dict(layers.part_names())
     for index, found in enumerate(outcomes):
         pairs = [*zip(found.outputs, expected.outputs, strict=False), (found.input_gradient, expected.input_gradient)]
         if len(found.outputs) != len(expected.outputs):
-            raise TrialFailed("its parts return other values")
+            raise TrialFailed("its parts return another number of outputs")
         for name, gradient in expected.gradients.items():
             part = found.gradients[name]
             if gradient is None or part is None:
@@ -84,20 +86,20 @@ def _compare_parts(module: nn.Module, own: DividedGroup, data: Tensor, weights: 
             raise TrialFailed("its parts compute something else than the whole")
 
 
-def _draws(module: nn.Module, data: Tensor) -> bool:
+def _uses_rng(module: nn.Module, data: Tensor) -> bool:
     """Return whether a module draws random numbers."""
     return not torch.equal(torch.get_rng_state(), _state_after(copy.deepcopy(module), data))
 
 
-def _draws_otherwise(module: nn.Module, group: DividedGroup, data: Tensor, size: int) -> bool:
+def _part_uses_rng_differently(module: nn.Module, layers: LayersToDivide, data: Tensor, size: int) -> bool:
     """Return whether a part draws other random numbers than the whole: their generators end differently."""
-    part = _part(module, group, 0, size)
-    LayerDivision(part, [group], LayerExchange(_NoSum()), size)
+    part = _part(module, layers, 0, size)
+    LayerDivision(part, [layers], LayerExchange(_NoSum()), size)
     return not torch.equal(_state_after(copy.deepcopy(module), data), _state_after(part, data))
 
 
 def _state_after(module: nn.Module, data: Tensor) -> Tensor:
-    """Return the state of the random generator after a call of a module, and restore it."""
+    """Return the state of the random generator after a call of a module; the state before the call is restored."""
     with rng.fork_rng(), torch.no_grad():
         try:
             module(data)
@@ -114,27 +116,27 @@ def _takes_one_argument(owner: nn.Module) -> bool:
     return True
 
 
-def _part(module: nn.Module, group: DividedGroup, index: int, size: int) -> nn.Module:
+def _part(module: nn.Module, layers: LayersToDivide, index: int, size: int) -> nn.Module:
     """Return a copy of a module with shards of the parameters that are divided."""
     named = dict(module.named_parameters())
     shards: dict[int, Any] = {
         id(named[name]): nn.Parameter(shard_of(named[name], dim, index, size))
-        for name, dim in group.part_names()
+        for name, dim in layers.part_names()
         if name in named
     }
     return copy.deepcopy(module, shards)
 
 
-def _run(module: nn.Module, data: Tensor, weights: Tensor) -> _Outcome:
-    """Return the outputs of a module, and the gradients of a random linear function of them."""
+def _run(module: nn.Module, data: Tensor, coefficients: Tensor) -> _Outcome:
+    """Return the outputs of a module, and the gradients of a linear function of them with these coefficients."""
     given = data.clone().requires_grad_()
     with torch.enable_grad():
         outputs = [value for value in find_tensors(module(given)) if value.is_floating_point()]
         total = torch.zeros((), dtype=torch.float64, device="cpu")
         for number, value in enumerate(outputs):
             if value.requires_grad:
-                repeats = -(-value.numel() // weights.numel())
-                factors = weights.roll(number).repeat(repeats)[: value.numel()].view(value.shape)
+                repeats = -(-value.numel() // coefficients.numel())
+                factors = coefficients.roll(number).repeat(repeats)[: value.numel()].view(value.shape)
                 total = total + (value * factors).sum()
         torch.autograd.backward(total)  # `Tensor.backward` is replaced in plain cells
     gradient = torch.zeros_like(given) if given.grad is None else given.grad
@@ -150,12 +152,14 @@ class _NoSum:
         return tensor
 
 
-def _run_parts(parts: Sequence[nn.Module], group: DividedGroup, data: Tensor, weights: Tensor) -> list[_Outcome]:
+def _run_parts(
+    parts: Sequence[nn.Module], layers: LayersToDivide, data: Tensor, coefficients: Tensor
+) -> list[_Outcome]:
     size = len(parts)
 
     def compute(index: int, comm: ThreadCommunicator) -> _Outcome:
-        LayerDivision(parts[index], [group], LayerExchange(comm), size)
-        return _run(parts[index], data, weights)
+        LayerDivision(parts[index], [layers], LayerExchange(comm), size)
+        return _run(parts[index], data, coefficients)
 
     try:
         return run_threads(size, compute)

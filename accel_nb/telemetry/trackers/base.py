@@ -17,23 +17,24 @@ class GeneralTracker:
     """Base class of trackers, which log the values of a run to a backend.
 
     Subclass it for another tracker: set ``name`` and ``requires_logging_directory``, and override the methods that the
-    backend supports. All methods are called in one thread of rank 0, `start` first and `finish` last. An error
-    is reported once, and the training continues without the tracker.
+    backend supports. Except for `resume`, which is called before, all methods are called in one thread of rank 0,
+    `start` first and `finish` last. `NotKept` is reported, and other values are still logged; any other error is
+    reported once, and the training continues without the tracker.
     """
 
     name: str = ""
     requires_logging_directory: bool = False
     name_argument: str = "run_name"
-    """The argument of the class that gets the name in `init_trackers`."""
+    """The constructor argument that receives the ``project_name`` of `init_trackers`."""
     accepts_logging_directory: bool = False
-    """Whether it is made with the folder of the run's logs if there is one, and without it otherwise."""
+    """Whether the constructor takes ``logging_dir``, which is passed if the run has such a folder."""
     main_process_only: bool = True
     run_id: str | None = None
     """The id of the run in the backend, once assigned. Checkpoints store it, so that a resumed training continues the
     run."""
 
     def __init__(self, _blank: bool = False) -> None:
-        """Do nothing: `start` opens the run."""
+        """Do nothing: `start` opens the run. ``_blank`` is ignored, as in Accelerate's signature."""
 
     @property
     def tracker(self) -> Any:
@@ -41,7 +42,10 @@ class GeneralTracker:
         return None
 
     def resume(self, run_id: str, step: int) -> None:
-        """Continue the run whose id a checkpoint of step ``step`` stores; called before `start`, on a resume only."""
+        """Set the id of the run that `start` continues, as stored in a checkpoint of step ``step``.
+
+        Called on a resume only, before `start`, in the thread that loads the checkpoint.
+        """
         self.run_id = run_id
 
     def start(self) -> None:

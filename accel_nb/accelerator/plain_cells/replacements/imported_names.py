@@ -25,12 +25,15 @@ class ImportedNames:
         self._is_done = False
 
     def add(self, original: Any, owner: Any, name: str, replacement: Any) -> None:
-        """Record that the function ``original`` is replaced where ``owner`` has it as ``name``."""
+        """Record that ``owner.name``, which was ``original``, is replaced by ``replacement``."""
         self._replaced.setdefault(id(original), (original, owner, name))
         self._replacements[id(replacement)] = replacement, original
 
     def apply(self, namespace: dict[str, Any]) -> None:
-        """Bind the names of a notebook and of the user's modules; does nothing after the first time in a cell."""
+        """Bind names that refer to replaced functions to the replacements, in a notebook and in the user's modules.
+
+        Does nothing after the first time in a cell.
+        """
         if self._is_done:
             return
         self._is_done = True
@@ -38,14 +41,14 @@ class ImportedNames:
             for key, value in list(scope.items()):
                 if id(value) in self._replaced:
                     original, owner, name = self._replaced[id(value)]
-                    scope[key] = function = _forward_to(owner, name, original)
+                    scope[key] = function = _delegate_to(owner, name, original)
                     self._bound.append((scope, key, original, function))
 
     def restore(self, namespace: dict[str, Any]) -> None:
         """Bind the names to the original functions again, except for those that the cell has bound to other values.
 
-        So are the names by which the cell has imported functions while they were replaced, in ``namespace`` and in the
-        user's modules.
+        Also bind back the names by which the cell has imported functions while they were replaced, in ``namespace`` and
+        in the user's modules.
         """
         for scope, key, original, function in self._bound:
             if scope.get(key) is function:
@@ -60,20 +63,20 @@ class ImportedNames:
         self._is_done = False
 
 
-def _forward_to(owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls what ``owner`` has as ``name`` at the time: it may be replaced again.
+def _delegate_to(owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ``owner.name`` as it is at the time of the call: it may be replaced again.
 
-    A replacement with the attribute ``looks_at_caller`` is returned itself, so that its caller is the user's code.
+    A replacement with the attribute ``inspects_caller`` is returned itself, so that its caller is the user's code.
     """
     replacement = getattr(owner, name)
-    if getattr(replacement, "looks_at_caller", False):
+    if getattr(replacement, "inspects_caller", False):
         return replacement
 
     @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def delegate(*args: Any, **kwargs: Any) -> Any:
         return getattr(owner, name)(*args, **kwargs)
 
-    return forward
+    return delegate
 
 
 def _user_scopes() -> Iterator[dict[str, Any]]:

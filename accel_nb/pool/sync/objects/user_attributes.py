@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import is_optimizer, is_tensor
-from accel_nb.pool.sync.objects.user_hooks import is_of_engine
+from accel_nb.pool.sync.objects.user_hooks import is_of_training_library
 from accel_nb.runtime.tensors.module_paths import parameter_at, submodule_at
 
 _TORCH_ATTRIBUTES = frozenset(
@@ -65,7 +65,7 @@ def users_forward(module: Any) -> Any:
     from accel_nb.runtime.tensors.instance_patching import forward_of_user, innermost_class  # imports torch
 
     forward = forward_of_user(module)
-    while forward is not None and is_of_engine(forward):
+    while forward is not None and is_of_training_library(forward):
         forward = getattr(forward, "__wrapped__", None)
     usual = getattr(innermost_class(module), "forward", None)
     is_users = getattr(forward, "__func__", forward) is not usual and type(forward).__name__ != "ScriptMethod"
@@ -76,7 +76,7 @@ def can_set_forward(module: Any) -> bool:
     """Return whether no engine has replaced the ``forward`` of a module."""
     from accel_nb.runtime.tensors.instance_patching import is_of_instance  # imports torch
 
-    return not is_of_instance(type(module)) and not is_of_engine(vars(module).get("forward"))
+    return not is_of_instance(type(module)) and not is_of_training_library(vars(module).get("forward"))
 
 
 def _private_names(kind: type) -> frozenset[str] | None:

@@ -1,4 +1,4 @@
-"""Hooks of tensors and optimizers, and replaced methods of optimizers, without those of torch and of engines."""
+"""The user's hooks of tensors and optimizers and methods of optimizers, without those of training libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from accel_nb.pool.sync.objects.object_kinds import is_optimizer
 
 _HOOKING_PACKAGES = frozenset({"accel_nb", "deepspeed", "torch"})
-"""Packages whose hooks are valid in one process only."""
+"""Training libraries, whose hooks and replaced methods are valid in one process only."""
 
 OPTIMIZER_HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -23,21 +23,21 @@ OPTIMIZER_HOOKS = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
-"""The attributes in which an optimizer has its hooks, by the numbers of their handles."""
+"""The attributes in which an optimizer has dicts of hooks by `RemovableHandle.id`."""
 
 GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""The attributes in which a leaf tensor has its hooks, by the numbers of their handles; None if it has none."""
+"""The attributes in which a leaf tensor has dicts of hooks by `RemovableHandle.id`; None if it has none."""
 
 HookId = tuple[str, int, int]
 """The attribute that holds a hook, its number, and its `id`."""
 
 
 _METHODS = ("step", "zero_grad")
-"""Methods that torch's schedulers and engines replace on an optimizer too."""
+"""Methods that torch's schedulers and training libraries replace on an optimizer too."""
 
 
 def is_users(hook: Any) -> bool:
-    """Return whether a function is defined in no package that has hooks of its own."""
+    """Return whether a function is defined in none of `_HOOKING_PACKAGES`."""
     return defining_module(hook).partition(".")[0] not in _HOOKING_PACKAGES
 
 
@@ -50,7 +50,7 @@ def defining_module(hook: Any) -> str:
 def gradient_hooks(tensor: Any) -> dict[str, dict[int, Any]]:
     """Return the user's gradient hooks of a leaf tensor by attribute and number.
 
-    Where these are all its hooks, the result has its own dict, to which handles refer.
+    If all hooks are the user's, the tensor's own dict is returned and not a copy, since handles refer to it.
     """
     found: dict[str, dict[int, Any]] = {}
     for name in GRADIENT_HOOKS if tensor.is_leaf else ():
@@ -71,7 +71,7 @@ def gradient_hook_dict(tensor: Any, name: str) -> dict[int, Any]:
 def optimizer_hooks(optimizer: Any) -> dict[str, dict[int, Any]]:
     """Return the user's hooks of an optimizer by attribute and number.
 
-    Where these are all its hooks, the result has its own dict, to which handles refer.
+    If all hooks are the user's, the optimizer's own dict is returned and not a copy, since handles refer to it.
     """
     found: dict[str, dict[int, Any]] = {}
     for name in OPTIMIZER_HOOKS:
@@ -89,7 +89,7 @@ def optimizer_hook_ids(optimizer: Any) -> tuple[HookId, ...]:
 
 
 def changed_hooks(optimizer: Any, before: Collection[HookId]) -> dict[str, dict[int, Any]] | None:
-    """Return the user's hooks of an optimizer if they differ from those of ``before``; those that do not are None."""
+    """Return None if no hook has changed since ``before``, else the user's hooks, with None for unchanged ones."""
     if optimizer_hook_ids(optimizer) == before:
         return None
     return {
@@ -111,7 +111,7 @@ def set_changed_hooks(optimizer: Any, hooks: Mapping[str, Mapping[int, Any]]) ->
 
 @contextmanager
 def without_hooks(optimizer: Any) -> Iterator[None]:
-    """Remove the user's hooks of an optimizer inside of the block: its state is read and set for another process."""
+    """Remove the user's hooks of an optimizer in the with statement, as its state is sent to another process."""
     held = {name: dict(hooks) for name in OPTIMIZER_HOOKS if (hooks := vars(optimizer).get(name))}
     try:
         if held:
@@ -138,11 +138,11 @@ def next_number() -> int:
 
 
 def own_methods(optimizer: Any) -> dict[str, Any]:
-    """Return the methods that the user's code has replaced on an optimizer, by name."""
+    """Return by name the methods that the user's code has set on an optimizer in place of those of its class."""
     found: dict[str, Any] = {}
     for name in _METHODS:
         method = vars(optimizer).get(name)
-        while method is not None and is_of_engine(method):
+        while method is not None and is_of_training_library(method):
             method = replaced_method(optimizer, name, method)
         if method is not None:
             found[name] = method
@@ -150,7 +150,7 @@ def own_methods(optimizer: Any) -> dict[str, Any]:
 
 
 def set_own_methods(optimizer: Any, methods: Mapping[str, Any]) -> None:
-    """Replace methods of an optimizer that no engine has prepared."""
+    """Set the user's methods on an optimizer that no training library has prepared."""
     for name in _METHODS:
         if name in methods:
             setattr(optimizer, name, methods[name])
@@ -163,24 +163,27 @@ def method_ids(optimizer: Any) -> tuple[tuple[str, int], ...]:
     return tuple((name, id(getattr(item, "__func__", item))) for name, item in own_methods(optimizer).items())
 
 
-def is_of_engine(method: Any) -> bool:
-    """Return whether a function is defined in a package that replaces methods; ``__module__`` may be copied."""
+def is_of_training_library(method: Any) -> bool:
+    """Return whether a function is defined in a training library.
+
+    Its globals decide, as `functools.wraps` copies ``__module__``.
+    """
     return getattr(method, "__globals__", {}).get("__name__", "").partition(".")[0] in _HOOKING_PACKAGES
 
 
 def is_replacement(value: Any) -> bool:
-    """Return whether a value is a method that an engine has set on an optimizer in place of that of its class."""
-    if not (isinstance(value, types.MethodType) and is_optimizer(value.__self__) and is_of_engine(value)):
+    """Return whether a value is a method that a training library has set on an optimizer in place of the class's."""
+    if not (isinstance(value, types.MethodType) and is_optimizer(value.__self__) and is_of_training_library(value)):
         return False
     return value.__func__ is not getattr(type(value.__self__), value.__name__, None)
 
 
 def replaced_method(optimizer: Any, name: str, method: Any) -> Any:
-    """Return the method that torch or an engine has replaced on an optimizer; None for that of its class."""
+    """Return the method that ``method``, of torch or a training library, replaces; None for that of the class."""
     inner = getattr(method, "__wrapped__", None)
     if isinstance(method, types.MethodType):
         return None if inner is getattr(type(optimizer), name) else inner
-    # That of a scheduler names the function of a bound method.
+    # A scheduler's wrapper has the plain function in `__wrapped__`.
     return None if inner in (None, getattr(type(optimizer), name)) else types.MethodType(inner, optimizer)
 
 
@@ -191,7 +194,7 @@ def is_hook_handle(value: Any) -> bool:
 
 
 def reduce_hook_handle(handle: Any) -> Any:
-    """Reduce a handle; torch's own state of one whose module was freed cannot be rebuilt."""
+    """Reduce a handle, without the references that are None because their module was freed."""
     hooks, number, *others = handle.__getstate__()
-    living = [tuple(held for held in extra if held is not None) for extra in others]
-    return copyreg.__newobj__, (type(handle),), (hooks, number, *living)  # type: ignore[attr-defined]
+    present = [tuple(held for held in extra if held is not None) for extra in others]
+    return copyreg.__newobj__, (type(handle),), (hooks, number, *present)  # type: ignore[attr-defined]

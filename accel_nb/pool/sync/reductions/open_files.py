@@ -39,7 +39,7 @@ def is_any_file(value: Any) -> bool:
 
 
 def is_file(value: Any) -> bool:
-    """Return whether a value is a file with a path that is open for reading or for writing, or was and is closed.
+    """Return whether a value is a file with a path, open for reading only or for writing only, or closed after that.
 
     False for pipes, devices and files that are open for both, which another process cannot open in the same state.
     """
@@ -62,7 +62,7 @@ def _is_at(path: str, file: Any) -> bool:
     return stat.S_ISREG(known.st_mode) and os.path.samestat(known, found)
 
 
-def file_content(file: Any) -> tuple[Any, FilePosition] | None:
+def file_kind_and_position(file: Any) -> tuple[Any, FilePosition] | None:
     """Return ``(kind, position)`` of a file, after flushing it; None if that fails, or while a loop reads lines."""
     kind = (type(file), file.name, _mode_of(file))
     if file.closed:
@@ -75,12 +75,12 @@ def file_content(file: Any) -> tuple[Any, FilePosition] | None:
         return None
 
 
-def set_position(file: Any, content: FilePosition) -> None:
-    """Set a file to the position of that of another process, or close it."""
-    if content.position is None:
+def set_position(file: Any, position: FilePosition) -> None:
+    """Move a file to another process's position, or close it if that process has closed it."""
+    if position.position is None:
         file.close()
     else:
-        file.seek(content.position)
+        file.seek(position.position)
 
 
 def reduce_file(file: Any) -> Any:
@@ -93,9 +93,9 @@ def reduce_file(file: Any) -> Any:
         raise TypeError("it is not a file at a path that is open for reading only or for writing only")
     if not file.closed and file.writable():
         file.flush()
-    if (content := file_content(file)) is None:
+    if (found := file_kind_and_position(file)) is None:
         raise TypeError("a loop reads its lines, and its position cannot be copied")
-    (_, path, mode), position = content[0], content[1].position
+    (_, path, mode), position = found[0], found[1].position
     if position is None:
         return _open_closed, (path, mode)
     options: dict[str, Any] = {}
@@ -111,7 +111,7 @@ def reduce_file(file: Any) -> Any:
 def _open(path: str, mode: str, options: dict[str, Any], has_line_buffer: bool, inode: int, position: int) -> Any:
     status = os.stat(path)
     if status.st_ino != inode:
-        raise OSError(f"{path!r} is another file here")
+        raise OSError(f"the file at {path!r} on this machine is not the one that the notebook has opened")
 
     def open_there(name: str, flags: int) -> int:
         if "r" in mode or get_variable("RANK", "0") == "0":
