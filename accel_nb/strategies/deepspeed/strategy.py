@@ -221,7 +221,7 @@ class Deepspeed(Stepping):
         self._has_retained |= bool(retain_graph)
 
     def _reached(self, zeros: list[ZeroModel]) -> list[bool]:
-        """Return which models have new gradients on any rank; only one of several may be without."""
+        """Return which models have new gradients on any rank."""
         if len(zeros) == 1:
             return [True]
         own = torch.tensor([float(zero.is_reached) for zero in zeros], device=self._device)
@@ -263,7 +263,7 @@ class Deepspeed(Stepping):
         self._other_gradients.average(self._comm, self._others())
 
     def _others(self) -> list[nn.Parameter]:
-        """Return the parameters of models that no optimizer steps, but that have gradients."""
+        """Return the parameters of models that no optimizer steps, but that require gradients."""
         known = [value for model in self._prepared.values() for value in model.parameters() if value.requires_grad]
         stepped = {id(value) for value in known for zero in self._zeros.values() if zero.steps(value)}
         return list({id(value): value for value in known if id(value) not in stepped}.values())
