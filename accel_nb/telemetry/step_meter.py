@@ -118,8 +118,8 @@ class StepMeter:
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
         """Add a loss with ``weight`` to the step's mean.
 
-        With ``refuses_nan``, NaN raises `NanLossError`: on the CPU here, on other devices when the loss is read. Several
-        losses of one micro-batch are reported as their sum, so only the first of them adds its weight.
+        With ``refuses_nan``, NaN raises `NanLossError`: on the CPU here, on other devices when the loss is read.
+        Several losses of one micro-batch are reported as their sum, so only the first of them adds its weight.
         """
         if is_first or not self._has_loss:
             self._weight += weight
