@@ -39,8 +39,8 @@ def test_hooks_inside_of_a_model_are_refused() -> None:
 
 def test_batch_normalization_needs_one_stage_for_each_worker() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)), nn.BatchNorm1d(4))
-    assert not isinstance(plan_stages(model, 2, is_in_shards=False), Refusal)
-    assert "has batch normalization" in refused(model, is_in_shards=False, stages_per_rank=2)
+    assert not isinstance(plan_stages(model, 2, is_in_micro_batches=False), Refusal)
+    assert "has batch normalization" in refused(model, is_in_micro_batches=False, stages_per_rank=2)
 
 
 def test_blocks_are_of_the_list_with_most_parameters() -> None:

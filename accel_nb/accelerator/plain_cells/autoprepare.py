@@ -204,7 +204,9 @@ class PlainCells:
         if (strategy := self._stepper.strategy).capabilities.shards_params:
             components = accelerator.components
             comm, mesh = components.comm, components.groups.mesh
-            sharded_code.adapt_to_sharding(stack, replace, comm, mesh, strategy.keep_graph, is_partial=is_partial)
+            sharded_code.adapt_to_sharding(
+                stack, replace, comm, mesh, strategy.check_graph_can_be_kept, is_partial=is_partial
+            )
         self._held_gradients.replace_functions(stack, replace)
         collect_factories()
         factories = [replace((torch,), name, functools.partial(replace_factory, map_device)) for name in FACTORIES]

@@ -117,7 +117,7 @@ class Stepper:
     def adapt_to_plain_cells(self) -> None:
         """Make the strategy leave the gradients and references to parameters that code for one device expects."""
         self.is_plain_cell = True
-        self.strategy.average_every_pass()
+        self.strategy.prepare_for_plain_cells()
         self.strategy.report_replaced(HeldParameters(lambda: self.namespace).replace)
 
     def add(self, bundle: Bundle) -> None:
@@ -331,7 +331,7 @@ class Stepper:
         if (holder := self.gradient_holder) is None:
             return
         if self.complete_gradients(list(stepped_parameters(*self.bundle.optimizers))) is not None:
-            holder.keep_gradients()
+            holder.apply_gradient_writes()
 
     @property
     def has_used_gradients(self) -> bool:

@@ -168,7 +168,7 @@ class ZeroModel:
         self._whole_versions = {value: value._version for value in self._persistent}
 
     @property
-    def divides_weights(self) -> bool:
+    def shards_weights(self) -> bool:
         """Whether this rank holds a shard of the weights only."""
         return self._stage == 3
 
@@ -291,7 +291,7 @@ class ZeroModel:
         """Whether there are gradients, and `finish_gradients` has not completed them."""
         return self.has_gradients and not self._is_finished
 
-    def keep_gradients(self) -> None:
+    def apply_gradient_writes(self) -> None:
         """Complete gradients, and apply what code has written into them; every rank must call."""
         if self.has_gradients:
             self.finish_gradients()  # those of an optimizer that was released

@@ -158,7 +158,7 @@ class DividedDimensions:
             stages.number,
             stages.split_points,
             stages_per_rank=stages.per_rank,
-            is_in_shards=stages.micro_batches > 1,
+            is_in_micro_batches=stages.micro_batches > 1,
         )
 
 

@@ -51,7 +51,7 @@ class KindOfCall:
     output: Any
     """An output of the same structure, with other values."""
 
-    is_in_shards: bool | None = None
+    is_in_micro_batches: bool | None = None
     """Whether batches pass in micro-batches; None: no batch had several rows yet."""
     draws: bool | None = None
     """Whether any stage draws random numbers; None before the first call."""
@@ -228,7 +228,7 @@ class Pipeline:
         kind, tensors, num_rows = call.kind, call.tensors, call.num_rows
         args, kwargs = call.args, call.kwargs
         has_gradient = torch.is_grad_enabled()
-        made = _Pass(self._sizes(num_rows) if kind.is_in_shards else [num_rows])
+        made = _Pass(self._sizes(num_rows) if kind.is_in_micro_batches else [num_rows])
         if has_gradient:
             args, kwargs = self._detach_inputs(args, kwargs, made)
         key = has_gradient, tuple(made.sizes), *call.shapes, torch.is_autocast_enabled()
@@ -251,9 +251,9 @@ class Pipeline:
         remaining = iter(outputs)
         return map_tensors(lambda _: next(remaining), kind.output)
 
-    def forms_of_part(self, call: ModelCall, size: int) -> list[tuple[Form | None, Form | None]]:
+    def forms_of_micro_batch(self, call: ModelCall, size: int) -> list[tuple[Form | None, Form | None]]:
         """Compute the first ``size`` rows of a batch without gradients; return what each stage receives and sends."""
-        args, kwargs = shard_of((call.args, call.kwargs), call.num_rows, 0, size)
+        args, kwargs = rows_of((call.args, call.kwargs), call.num_rows, 0, size)
         states = rng.capture(self.device)
         try:
             with torch.no_grad(), restoring(self.model):
@@ -294,9 +294,9 @@ class Pipeline:
         if kind is None:
             kind = KindOfCall(torch.empty(0, device="cpu") if self.plan.is_whole else self._check_chain(args, kwargs))
             self._kinds[key] = kind
-        if kind.is_in_shards is None and min(self.micro_batches, num_rows) > 1:
-            kind.is_in_shards = self._is_equal_in_parts(args, kwargs, num_rows)
-            if not kind.is_in_shards and self._is_main:
+        if kind.is_in_micro_batches is None and min(self.micro_batches, num_rows) > 1:
+            kind.is_in_micro_batches = self._is_equal_in_parts(args, kwargs, num_rows)
+            if not kind.is_in_micro_batches and self._is_main:
                 warn_at_user_line(_WHOLE.format(kind=self._kind))
         return kind
 
@@ -413,9 +413,9 @@ class Pipeline:
             start = 0
             for index, size in enumerate(made.sizes):
                 key = stage.number, index
-                own_args, own_kwargs = shard_of((args, kwargs), num_rows, start, size)
+                own_args, own_kwargs = rows_of((args, kwargs), num_rows, start, size)
                 start += size
-                taken = StageInput(exchange, stage.source, None if forms is None else forms.received[key])
+                taken = StageInput(exchange, stage.previous_rank, None if forms is None else forms.received[key])
                 tensors: list[Tensor] = []
                 try:
                     tensors = list(find_tensors(self.run_stage(stage, taken.receive, own_args, own_kwargs)))
@@ -427,17 +427,17 @@ class Pipeline:
                 made.received[key] = taken.tensor
                 made.sent[key] = tensors
                 found.received[key] = taken.form
-                if stage.target is None:
+                if stage.next_rank is None:
                     continue
                 output = tensors[0] if tensors else None
                 form = None if output is None else (tuple(output.shape), output.dtype)
                 if forms is None:
-                    waits.append(exchange.send_form(output, stage.target))
+                    waits.append(exchange.send_form(output, stage.next_rank))
                     found.sent[key] = form
                 elif output is None or forms.sent[key] != form:
                     raise MisuseError(f"a block of {self._kind} returned a tensor of another shape: train with --pp 1")
                 if output is not None:
-                    waits.append(exchange.send(output, stage.target))
+                    waits.append(exchange.send(output, stage.next_rank))
         for wait in waits:
             wait()
         if has_failed or not exchange.is_last:
@@ -468,7 +468,7 @@ class Pipeline:
         return gradient / self.exchange.num_ranks if self.is_outside else gradient
 
     @contextmanager
-    def collect_singles(self) -> Iterator[None]:
+    def collect_scalar_gradients(self) -> Iterator[None]:
         """Move the gradients of single numbers, which backward passes of the block compute, into ``collected``."""
         before = [(value, value.grad) for value in self._singles]
         for value in self._singles:
@@ -502,20 +502,20 @@ class Pipeline:
         made.is_done = True
         exchange, waits = self.exchange, []
         self._keep_gathered(True)
-        with self._computing_stages(), self.collect_singles():
+        with self._computing_stages(), self.collect_scalar_gradients():
             for stage in reversed(self.stages):
                 start = 0
                 for index, size in enumerate(made.sizes):
                     computed = made.sent.pop((stage.number, index))
                     received = made.received.pop((stage.number, index))
                     own: list[Tensor | None]
-                    if stage.target is None:
+                    if stage.next_rank is None:
                         is_whole = len(made.sizes) == 1
                         own = [
                             value if is_whole or value is None else value.narrow(0, start, size) for value in gradients
                         ]
                     else:
-                        own = [exchange.receive((tuple(computed[0].shape), computed[0].dtype), stage.target)]
+                        own = [exchange.receive((tuple(computed[0].shape), computed[0].dtype), stage.next_rank)]
                     start += size
                     pairs = [
                         (value, gradient)
@@ -526,9 +526,9 @@ class Pipeline:
                         self._keep_gathered(False)
                     if pairs:
                         torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
-                    if received is not None and stage.source is not None:
+                    if received is not None and stage.previous_rank is not None:
                         sent = torch.zeros_like(received) if received.grad is None else received.grad
-                        waits.append((exchange.send(sent, stage.source), sent))
+                        waits.append((exchange.send(sent, stage.previous_rank), sent))
             for wait, _ in waits:
                 wait()
         found = [torch.zeros_like(value) if value.grad is None else value.grad for value in made.inputs]
@@ -555,7 +555,7 @@ class _StageOutputs(Function):
         return None, None, None, *pipeline.compute_gradients(made, gradients)
 
 
-def shard_of(value: Any, num_rows: int, start: int, length: int) -> Any:
+def rows_of(value: Any, num_rows: int, start: int, length: int) -> Any:
     """Return a nested value with these rows of each tensor that has all rows of a batch."""
 
     def select(tensor: Tensor) -> Tensor:

@@ -54,11 +54,11 @@ def plan_stages(
     split_points: Sequence[str] = (),
     *,
     stages_per_rank: int = 1,
-    is_in_shards: bool = True,
+    is_in_micro_batches: bool = True,
 ) -> StagePlan | Refusal:
     """Return which blocks each of ``num_ranks`` ranks computes, or why a model cannot be divided; changes nothing.
 
-    ``is_in_shards``: batches pass through the stages in several micro-batches.
+    ``is_in_micro_batches``: batches pass through the stages in several micro-batches.
     """
     kind = innermost_class(model).__name__
     name, blocks = _find_blocks(model)
@@ -75,7 +75,7 @@ def plan_stages(
             if len(blocks) >= 2 * stages_per_rank
             else "train with --pp 1",
         )
-    if (is_in_shards or stages_per_rank > 1) and any(isinstance(part, _BatchNorm) for part in model.modules()):
+    if (is_in_micro_batches or stages_per_rank > 1) and any(isinstance(part, _BatchNorm) for part in model.modules()):
         return Refusal(
             f"{kind} has batch normalization, whose statistics would be those of micro-batches or of several stages",
             "set mesh.micro_batches and mesh.stages_per_rank to 1, or use layers that normalize each sample",
