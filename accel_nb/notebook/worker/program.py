@@ -433,7 +433,7 @@ class CellProgram:
                 source=source,
             )  # fmt: skip
         except Exception as problem:  # a failed map must not end the training
-            return f"not mapped: {type(problem).__name__}: {problem}"
+            return f"no memory snapshot: {type(problem).__name__}: {problem}"
         self._worker.emit(found)
         return "memory mapped"
 
