@@ -65,7 +65,7 @@ class AcceleratedOptimizer(metaclass=_PreparedMeta):
 
     @property
     def gradient_state(self) -> GradientState:
-        """The shared state of accumulation."""
+        """The shared state of gradient accumulation."""
         return GradientState()
 
     def train(self) -> None:
@@ -105,7 +105,7 @@ class AcceleratedScheduler(metaclass=_PreparedMeta):
 
     @property
     def gradient_state(self) -> GradientState:
-        """The shared state of accumulation."""
+        """The shared state of gradient accumulation."""
         return GradientState()
 
 

@@ -55,7 +55,7 @@ class WeightCasting:
         converted: Any = hp_tensor_and_scale_to_float8(part, scale, self.dtype, self.settings, GemmInputRole.WEIGHT)
         return converted._data
 
-    def whole(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    def to_float8_tensor(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """Return torchao's tensor of float8 values, by which a layer multiplies; its ``dtype`` is the given one."""
         from torchao.float8 import float8_training_tensor
 

@@ -274,7 +274,7 @@ class Strategy(Protocol):
         """Restore the state between two passes, after an error in the middle of one; waits for no other rank."""
         ...
 
-    def hidden_bytes(self) -> tuple[int, int]:
+    def bytes_outside_of_grad(self) -> tuple[int, int]:
         """Return this rank's bytes of gradients and of optimizer state that the objects' own tensors do not include."""
         ...
 
@@ -411,7 +411,7 @@ class Stepping:
     def end_interrupted_pass(self) -> None:
         """Do nothing: parameters are the same inside of a pass."""
 
-    def hidden_bytes(self) -> tuple[int, int]:
+    def bytes_outside_of_grad(self) -> tuple[int, int]:
         """Return zeros: the objects' own tensors include all gradients and state."""
         return 0, 0
 

@@ -31,7 +31,7 @@ MAX_NAME = 20
 class StepMeter:
     """Collects the losses of a step's micro-batches and reports each optimizer step."""
 
-    def __init__(self, rank: int, device: torch.device | str, sink: EventSink, *, refuses_nan: bool = False) -> None:
+    def __init__(self, rank: int, device: torch.device | str, sink: EventSink, *, raises_on_nan: bool = False) -> None:
         # All optimizer steps of the training, and those before the current run: reports number a run's steps from 1.
         self.step = 0
         self._num_before = 0
@@ -48,7 +48,7 @@ class StepMeter:
         self.interval = 1
         self._num_unreported = 0
         self._has_skipped = False
-        self._refuses_nan = refuses_nan
+        self._raises_on_nan = raises_on_nan
         # The losses of loops that do not train.
         self.validation = ValidationMeter(rank, sink)
         self._rank = rank
@@ -69,9 +69,9 @@ class StepMeter:
         """The number of the latest step in its run; after a resume it continues from the checkpoint's step."""
         return self.step - self._num_before
 
-    def accept_nan(self) -> None:
+    def allow_nan(self) -> None:
         """Report losses that are NaN like others, in place of raising `NanLossError`."""
-        self._refuses_nan = False
+        self._raises_on_nan = False
 
     def begin_run(self) -> None:
         """Number steps from 1 again, and clear the names of the previous run."""
@@ -118,7 +118,7 @@ class StepMeter:
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
         """Add a loss with ``weight`` to the step's mean.
 
-        With ``refuses_nan``, NaN raises `NanLossError`: on the CPU here, on other devices when the loss is read.
+        With ``raises_on_nan``, NaN raises `NanLossError`: on the CPU here, on other devices when the loss is read.
         Several losses of one micro-batch are reported as their sum, so only the first of them adds its weight.
         """
         if is_first or not self._has_loss:
@@ -130,7 +130,7 @@ class StepMeter:
         name = self._loss_name
         if self._pending_losses is None:
             value = loss.item()
-            if value != value and self._refuses_nan:
+            if value != value and self._raises_on_nan:
                 raise NanLossError(self._rank, self.run_step + 1)
             if self._losses_by_name or name != self._step_name:
                 self._losses_by_name = self._losses_by_name or {self._step_name: self._sum}
@@ -228,7 +228,7 @@ class StepMeter:
     def _report_ready(self, *, wait: bool) -> None:
         assert self._pending_losses is not None
         for pending, loss in self._pending_losses.pop_ready(wait=wait):
-            if loss != loss and self._refuses_nan:
+            if loss != loss and self._raises_on_nan:
                 raise NanLossError(self._rank, pending.step)
             self._sink.emit(
                 StepDone(

@@ -551,7 +551,7 @@ class Stepper:
         if now >= self._memory.due:
             for name, value in self.strategy.statistics().items():
                 self.meter.report_value(name, value)
-            hidden = self.strategy.hidden_bytes()
+            hidden = self.strategy.bytes_outside_of_grad()
             self._memory.sample(now, self.meter.run_step, self.bundle.models, self.bundle.optimizers, hidden)
             self.time_use.sample(now, self.meter.run_step)
 

@@ -105,7 +105,7 @@ class ZeroModel:
         hooks = [(module, name, set(vars(module)[name])) for module in self._modules for name in HOOKS]
         state = {value: dict(entries) for value, entries in optimizer.state.items()}
         try:
-            self._divide(whole, copy_optimizer(optimizer, chosen), fillings)
+            self._shard(whole, copy_optimizer(optimizer, chosen), fillings)
         except BaseException:
             remove_attributes((*self._modules, *self._parameters), self._known_names)
             for value, data, gradient, known in before:
@@ -127,7 +127,7 @@ class ZeroModel:
             else:
                 _set_whole_gradient(value, gradient)
 
-    def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
+    def _shard(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
         """Make an engine that divides the parameters."""
         for value in self._parameters:
             value.grad = None

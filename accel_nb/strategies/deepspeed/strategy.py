@@ -400,7 +400,7 @@ class Deepspeed(Stepping):
             scheduler.load_state_dict(copy_state(materialize(values)))
         self.precision.load_state_dict(state["precision"])
 
-    def hidden_bytes(self) -> tuple[int, int]:
+    def bytes_outside_of_grad(self) -> tuple[int, int]:
         """Return the bytes of this rank's gradients, and of the copies of weights that it steps."""
         engines = self._engines.values()
         return sum(engine.gradient_bytes for engine in engines), sum(engine.master_bytes for engine in engines)
