@@ -176,7 +176,7 @@ def _build_stepper(
         comm,
         accumulate=options.accumulate,
         clip=options.clip,
-        meter=StepMeter(rank, device, sink, refuses_nan=options.sentinels and not precision.policy.loss_scaling),
+        meter=StepMeter(rank, device, sink, raises_on_nan=options.sentinels and not precision.policy.loss_scaling),
         memory=MemoryMeter(rank, device, sink),
         time_use=TimeMeter(rank, device, sink),
         window=options.accumulation,

@@ -207,9 +207,9 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         """All prepared objects, in the order in which they were prepared."""
         return tuple(self.components.preparer.objects)
 
-    def share_state(self) -> None:
+    def complete_state(self) -> None:
         """Complete the state before it is read, such as by entries that other ranks have; every rank must call."""
-        self._stepper.strategy.share_state()
+        self._stepper.strategy.complete_state()
 
     def sharded_tensors(self) -> list[Tensor]:
         """Return the sharded parameters and tensors of optimizer state, in the same order on every rank."""
@@ -231,7 +231,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         parameters = [value for model in self._stepper.bundle.models for value in model.parameters() if is_held(value)]
         return [gradient for value in parameters if (gradient := gradient_of(value)) is not None]
 
-    def keep_gradients(self) -> None:
+    def complete_held_gradients(self) -> None:
         """Complete the gradients that the strategy holds, at the end of a plain cell; every rank must call."""
         if self._stepper.is_plain_cell:
             self._stepper.complete_held_gradients()

@@ -172,7 +172,7 @@ class Accelerator(OwnAccelerator):
         self._stepper.window.counts_blocks_only = True
         if not checks_losses:
             # Programs for accelerate handle NaN losses themselves, and step optimizers that were not prepared.
-            self._stepper.meter.accept_nan()
+            self._stepper.meter.allow_nan()
             self._stepper.refuses_unprepared = False
 
     def _set_handlers(self, handlers: Sequence[Any]) -> None:

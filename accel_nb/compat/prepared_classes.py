@@ -1,6 +1,6 @@
 """Classes of prepared objects: for ``isinstance``, and for the members that accelerate's wrappers have.
 
-Objects are prepared in place. They get these members, by a class that only the object has: an object keeps members of
+Objects are prepared in place. They get these members through a subclass created for the object, which keeps members of
 its own that have such a name.
 """
 
@@ -26,7 +26,7 @@ LOADER_EVENTS = ("begin", "end", "reset")
 _ACCELERATOR = "_accel_nb_accelerator"
 
 
-class _DetectsPrepared(type):
+class _PreparedMeta(type):
     """Metaclass of classes for ``isinstance``, which is true for prepared objects of the class ``kind``."""
 
     kind: type
@@ -37,11 +37,11 @@ class _DetectsPrepared(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         raise MisuseError(
             f"{cls.__name__} is not built here: Accelerator.prepare prepares a {cls.kind.__name__} in "
-            "place, and it keeps its class"
+            "place, and isinstance works as before"
         )
 
 
-class AcceleratedOptimizer(metaclass=_DetectsPrepared):
+class AcceleratedOptimizer(metaclass=_PreparedMeta):
     """The class of prepared optimizers, for ``isinstance``, with the members that they get."""
 
     kind: ClassVar[type] = Optimizer
@@ -53,7 +53,7 @@ class AcceleratedOptimizer(metaclass=_DetectsPrepared):
 
     @property
     def scaler(self) -> Any:
-        """The scaler of losses under fp16, else None."""
+        """The `GradScaler` under fp16, else None."""
         accelerator = _accelerator_of(self)
         return None if accelerator is None else accelerator.scaler
 
@@ -65,7 +65,7 @@ class AcceleratedOptimizer(metaclass=_DetectsPrepared):
 
     @property
     def gradient_state(self) -> GradientState:
-        """The shared state of accumulation."""
+        """The shared state of gradient accumulation."""
         return GradientState()
 
     def train(self) -> None:
@@ -75,7 +75,7 @@ class AcceleratedOptimizer(metaclass=_DetectsPrepared):
         """Do nothing: this optimizer has no mode of evaluation."""
 
 
-class AcceleratedScheduler(metaclass=_DetectsPrepared):
+class AcceleratedScheduler(metaclass=_PreparedMeta):
     """The class of prepared schedulers, for ``isinstance``, with the members that they get."""
 
     kind: ClassVar[type] = LRScheduler
@@ -105,7 +105,7 @@ class AcceleratedScheduler(metaclass=_DetectsPrepared):
 
     @property
     def gradient_state(self) -> GradientState:
-        """The shared state of accumulation."""
+        """The shared state of gradient accumulation."""
         return GradientState()
 
 
@@ -114,7 +114,7 @@ def do_nothing() -> None:
 
 
 def add_members(item: Any, source: type, accelerator: Accelerator, methods: dict[str, Any] | None = None) -> None:
-    """Add to a prepared object the public members of ``source`` that it lacks, and override it by ``methods``."""
+    """Add to a prepared object the public members of ``source`` that it lacks; ``methods`` replace its own."""
     kind: Any = innermost_class(item)
     body = {
         name: value

@@ -1,7 +1,7 @@
 """8-bit floating point by torchao: linear layers multiply in float8, all other layers compute as in bf16.
 
-Only the forward of a layer is replaced; its class, its weight and the weight's dtype stay the same. Scales are computed
-for each tensor (or row) in each call, so there is no state to save.
+Each layer gets a subclass of its own with another forward; its weight and the weight's dtype stay the same. Scales are
+computed for each tensor (or row) in each call, so there is no state to save.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forw
 MULTIPLE = 16
 """Both dims of a weight must be divisible by this: the hardware multiplies tiles of that size."""
 
-_FIRST_CAPABILITY: Mapping[str, tuple[int, int]] = MappingProxyType(
+_MIN_COMPUTE_CAPABILITY: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
 )
 _CASTING = "_accel_nb_casting"
@@ -42,11 +42,11 @@ class WeightCasting:
     settings: Any
     """torchao's settings of a multiplication by the weight."""
 
-    def scales(self, largest: Tensor) -> Tensor:
+    def scales(self, amax: Tensor) -> Tensor:
         """Return the scales of weights, from the largest absolute value in each weight."""
         from torchao.float8.float8_utils import amax_to_scale
 
-        return amax_to_scale(largest, self.dtype)
+        return amax_to_scale(amax, self.dtype)
 
     def cast(self, part: Tensor, scale: Tensor) -> Tensor:
         """Return the float8 values of a part."""
@@ -55,7 +55,7 @@ class WeightCasting:
         converted: Any = hp_tensor_and_scale_to_float8(part, scale, self.dtype, self.settings, GemmInputRole.WEIGHT)
         return converted._data
 
-    def whole(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    def to_float8_tensor(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """Return torchao's tensor of float8 values, by which a layer multiplies; its ``dtype`` is the given one."""
         from torchao.float8 import float8_training_tensor
 
@@ -145,7 +145,7 @@ class Float8Layers:
 
 def why_no_float8(device: torch.device, recipe: str) -> str | None:
     """Return why a device does not multiply in float8 by a recipe; None if it does."""
-    kind, first = device_type(device), _FIRST_CAPABILITY[recipe]
+    kind, first = device_type(device), _MIN_COMPUTE_CAPABILITY[recipe]
     found = kind.compute_capability(device)
     if found is None:
         return f"the {kind.name} has no float8 arithmetic"
@@ -153,16 +153,16 @@ def why_no_float8(device: torch.device, recipe: str) -> str | None:
         return None
     return (
         f"{kind.device_name(device)} has compute capability {found[0]}.{found[1]}, and the recipe {recipe} "
-        f"begins with {first[0]}.{first[1]}"
+        f"needs at least {first[0]}.{first[1]}"
     )
 
 
 def find_layers(model: nn.Module, skip: Sequence[str] | None) -> list[nn.Linear]:
     """Return the linear layers to convert, each once, in the model's order.
 
-    Their dims are divisible by 16, and their dotted names contain no name in ``skip``, in whole parts. With None the
-    first and the last linear layer of the model are left out, whatever their dims are: rounding harms the layers next
-    to the data and the loss most.
+    Their dims are divisible by 16, and their dotted names have no component, or sequence of components, in ``skip``.
+    With None the first and the last linear layer of the model are left out, whatever their dims are: rounding harms the
+    layers next to the data and the loss most.
     """
     linears = _linears(model)
     names = list(linears)[1:-1] if skip is None else list(linears)

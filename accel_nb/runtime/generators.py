@@ -28,7 +28,7 @@ def argument_values(generator: types.GeneratorType[Any, Any, Any]) -> dict[str, 
 
 
 def function_of(generator: types.GeneratorType[Any, Any, Any]) -> types.FunctionType:
-    """Return the function that returned a generator. Raise TypeError if it is not known."""
+    """Return the function that returned a generator, or an equal one. Raise TypeError if it is not known."""
     code = generator.gi_code
     for item in gc.get_referents(generator):
         if isinstance(item, types.FunctionType) and item.__code__ is code:

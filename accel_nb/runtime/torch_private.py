@@ -22,15 +22,15 @@ class PrivateUse:
     """Private names of torch that serve one feature.
 
     ``modules`` are the files that use them, below ``accel_nb``. ``fallback`` describes what runs instead on an
-    unchecked version; None if torch has no public alternative. ``branches`` describes differences between versions of
-    torch that the code handles.
+    unchecked version; None if torch has no public alternative. ``differences`` describes
+    differences between versions of torch that the code handles. ``versions`` are those that the names were checked on.
     """
 
     feature: str
     modules: tuple[str, ...]
     names: tuple[str, ...]
     fallback: str | None = None
-    branches: str | None = None
+    differences: str | None = None
     versions: tuple[str, ...] = CHECKED_VERSIONS
 
 
@@ -53,7 +53,7 @@ PRIVATE_USES = (
         ),
         fallback="strategy ddp runs torch's own forward pass of DistributedDataParallel, which is slower for small "
         "models and refuses overlapping buffers",
-        branches="torch copies buffers without increasing their versions from 2.13 on; LeanDdp does so on all versions",
+        differences="from 2.13 on torch copies buffers without increasing their versions; LeanDdp always does so",
     ),
     PrivateUse(
         "ddp.builtin_hook",
@@ -136,7 +136,7 @@ PRIVATE_USES = (
             "Tensor._post_accumulate_grad_hooks",
             "Tensor._version",
         ),
-        branches="up to 2.11 a unit has one group of parameters, under the name _fsdp_param_group",
+        differences="up to 2.11 a unit has one group of parameters, under the name _fsdp_param_group",
     ),
     PrivateUse(
         "sharded_arithmetic",
@@ -166,7 +166,7 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "divided_layers",
+        "sharded_layers",
         (
             "strategies/block_calls.py",
             "strategies/expert_parallel/divided_experts.py",
@@ -371,7 +371,7 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "changed_paths",
+        "collective_count",
         ("runtime/distributed/process_group.py",),
         ("ProcessGroup._get_sequence_number_for_group",),
     ),
@@ -400,7 +400,7 @@ PRIVATE_USES = (
         "compile.skip",
         ("accelerator/model_division/uncompiled_code.py",),
         ("torch._dynamo.trace_rules.add",),
-        fallback="torch.compile in a plain cell leaves models uncompiled that are divided among the workers",
+        fallback="torch.compile in a plain cell does not compile models under model division",
     ),
     PrivateUse(
         "model_division",
@@ -445,7 +445,7 @@ PRIVATE_USES = (
         ("Tensor._is_view", "Module._parameters"),
     ),
     PrivateUse(
-        "alias",
+        "accelerate_compatibility",
         ("compat/models/module_tensors.py", "compat/models/offloaded_files.py", "compat/parallelism.py"),
         ("DeviceMesh._flatten", "Module._buffers", "Module._non_persistent_buffers_set", "Module._parameters"),
     ),
@@ -516,7 +516,7 @@ PRIVATE_USES = (
             "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
             "torch.serialization._get_layout",
         ),
-        branches="the names stand in pickles of every version of torch, and are compared as text only",
+        differences="the names stand in pickles of every version of torch, and are compared as text only",
     ),
     PrivateUse(
         "loader.iterator",
@@ -555,7 +555,7 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "references",
+        "reference_detection",
         ("pool/sync/references.py",),
         (
             "Module._buffers",
@@ -566,12 +566,12 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "settings",
+        "process_settings",
         ("notebook/session/process_settings.py",),
         ("torch._tensor_str.PRINT_OPTS", "torch.hub._hub_dir", "Distribution._validate_args"),
     ),
     PrivateUse(
-        "changes",
+        "change_detection",
         ("pool/sync/change_detection.py", "pool/sync/objects/user_attributes.py"),
         (
             "DTensor._is_param",
@@ -621,7 +621,7 @@ PRIVATE_USES = (
             "ProcessGroup._get_backend",
             "Backend.Options._timeout",
         ),
-        branches="where torch has no _dump_fr_trace_json, or records no collectives of gloo (up to 2.10), the last "
+        differences="where torch has no _dump_fr_trace_json, or records no collectives of gloo (up to 2.10), the last "
         "collective is not reported",
     ),
 )
@@ -652,7 +652,7 @@ def fallbacks() -> list[str]:
 
 
 def why_unchecked() -> str | None:
-    """Return a text about an installed torch that was not checked and what runs differently; None if it was checked."""
+    """Return a text about an installed torch that was not checked, and what it changes; None if there is none."""
     version, changed = torch_version(), fallbacks()
     if version is None or not changed:
         return None

@@ -180,7 +180,7 @@ class Strategy(Protocol):
         """Set whether the next forward and backward passes average gradients over ranks."""
         ...
 
-    def average_every_pass(self) -> None:
+    def prepare_for_plain_cells(self) -> None:
         """Leave the gradients of one process after every backward pass, as plain cells need; called before `wrap`.
 
         Kept gradients are not overwritten, and parameters that are unfrozen later count too. Strategies that always
@@ -211,7 +211,7 @@ class Strategy(Protocol):
         """Compute gradients of ``loss``, averaged over ranks unless `grad_sync` switched that off."""
         ...
 
-    def keep_graph(self) -> None:
+    def check_graph_can_be_kept(self) -> None:
         """Keep gathered parameters until the next step; called before gradients of gradients are computed."""
         ...
 
@@ -266,7 +266,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def share_state(self) -> None:
+    def complete_state(self) -> None:
         """Complete the state before it is read, such as by entries that other ranks have; every rank must call."""
         ...
 
@@ -274,7 +274,7 @@ class Strategy(Protocol):
         """Restore the state between two passes, after an error in the middle of one; waits for no other rank."""
         ...
 
-    def hidden_bytes(self) -> tuple[int, int]:
+    def bytes_outside_of_grad(self) -> tuple[int, int]:
         """Return this rank's bytes of gradients and of optimizer state that the objects' own tensors do not include."""
         ...
 
@@ -312,12 +312,12 @@ class ScheduledSteps(Protocol):
         scale: Callable[[], float | Tensor],
         *,
         is_sum: bool,
-        holds_everywhere: Callable[[bool], bool],
+        holds_on_all_ranks: Callable[[bool], bool],
     ) -> ScheduledLoss | None:
         """Compute the gradients of the loss times ``scale()``, and return the loss of the batch on every rank.
 
         Returns None, and has computed nothing and not called ``scale``, if a batch cannot be divided into equal
-        micro-batches on every rank. Each rank calls ``holds_everywhere`` once, with whether its batch can be.
+        micro-batches on every rank. Each rank calls ``holds_on_all_ranks`` once, with whether its batch can be.
         """
         ...
 
@@ -389,7 +389,7 @@ class GradientHolding(Protocol):
         """Set the gradients of the bundle's optimizers to zero."""
         ...
 
-    def keep_gradients(self) -> None:
+    def apply_gradient_writes(self) -> None:
         """Apply what code has written into gradients, before a cell ends; every rank must call."""
         ...
 
@@ -405,13 +405,13 @@ class Stepping:
         """Refuse nothing."""
         return None
 
-    def share_state(self) -> None:
+    def complete_state(self) -> None:
         """Do nothing: each rank has the state of what it holds."""
 
     def end_interrupted_pass(self) -> None:
         """Do nothing: parameters are the same inside of a pass."""
 
-    def hidden_bytes(self) -> tuple[int, int]:
+    def bytes_outside_of_grad(self) -> tuple[int, int]:
         """Return zeros: the objects' own tensors include all gradients and state."""
         return 0, 0
 
@@ -423,13 +423,13 @@ class Stepping:
         """Return the batch, which the loader has moved to the device."""
         return batch
 
-    def average_every_pass(self) -> None:
+    def prepare_for_plain_cells(self) -> None:
         """Do nothing."""
 
     def report_replaced(self, call: OnReplaced) -> None:
         """Do nothing: models keep their parameters."""
 
-    def keep_graph(self) -> None:
+    def check_graph_can_be_kept(self) -> None:
         """Do nothing: the graph references the parameters themselves."""
 
     def is_gathered(self, tensor: Tensor) -> bool:

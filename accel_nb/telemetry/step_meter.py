@@ -31,7 +31,7 @@ MAX_NAME = 20
 class StepMeter:
     """Collects the losses of a step's micro-batches and reports each optimizer step."""
 
-    def __init__(self, rank: int, device: torch.device | str, sink: EventSink, *, refuses_nan: bool = False) -> None:
+    def __init__(self, rank: int, device: torch.device | str, sink: EventSink, *, raises_on_nan: bool = False) -> None:
         # All optimizer steps of the training, and those before the current run: reports number a run's steps from 1.
         self.step = 0
         self._num_before = 0
@@ -48,7 +48,7 @@ class StepMeter:
         self.interval = 1
         self._num_unreported = 0
         self._has_skipped = False
-        self._refuses_nan = refuses_nan
+        self._raises_on_nan = raises_on_nan
         # The losses of loops that do not train.
         self.validation = ValidationMeter(rank, sink)
         self._rank = rank
@@ -62,16 +62,16 @@ class StepMeter:
         self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
         self._emit_metric = getattr(sink, "emit_metric", None) or (lambda *values: sink.emit(MetricLogged(*values)))
         kind = device_type(device)
-        self._copies = None if kind.is_host else _PinnedLosses(kind) if kind.has_streams else _DeferredLosses()
+        self._pending_losses = None if kind.is_host else _PinnedLosses(kind) if kind.has_streams else _DeferredLosses()
 
     @property
     def run_step(self) -> int:
         """The number of the latest step in its run; after a resume it continues from the checkpoint's step."""
         return self.step - self._num_before
 
-    def accept_nan(self) -> None:
+    def allow_nan(self) -> None:
         """Report losses that are NaN like others, in place of raising `NanLossError`."""
-        self._refuses_nan = False
+        self._raises_on_nan = False
 
     def begin_run(self) -> None:
         """Number steps from 1 again, and clear the names of the previous run."""
@@ -85,7 +85,7 @@ class StepMeter:
 
     @property
     def loss_names(self) -> set[str]:
-        """The variables on which ``backward()`` was called in the current run; a loss without one has the name ""."""
+        """The variable of the first loss of each reported step of the current run; "" for a loss without a variable."""
         return set(self._curve_owners)
 
     def resume_at(self, step: int) -> None:
@@ -105,7 +105,7 @@ class StepMeter:
         site = id(code), caller.f_lasti
         cached = self._call_sites.get(site)
         if cached is None:
-            scope = list(caller.f_locals.items())  # of one moment: in a cell these are globals, which threads may bind
+            scope = list(caller.f_locals.items())  # a snapshot: another thread may bind globals
             names = (name for name, value in scope if value is loss and not name.startswith("_"))
             cached = self._call_sites[site] = code, next(names, "")[:MAX_NAME]
         self._loss_name = cached[1]
@@ -116,8 +116,9 @@ class StepMeter:
         return self.step % self.interval == 0
 
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
-        """Add a loss with ``weight`` to the step's mean; with ``refuses_nan``, NaN raises `NanLossError`.
+        """Add a loss with ``weight`` to the step's mean.
 
+        With ``raises_on_nan``, NaN raises `NanLossError`: on the CPU here, on other devices when the loss is read.
         Several losses of one micro-batch are reported as their sum, so only the first of them adds its weight.
         """
         if is_first or not self._has_loss:
@@ -127,16 +128,16 @@ class StepMeter:
                 self._step_name = self._loss_name
             self._has_loss = True
         name = self._loss_name
-        if self._copies is None:
+        if self._pending_losses is None:
             value = loss.item()
-            if value != value and self._refuses_nan:
+            if value != value and self._raises_on_nan:
                 raise NanLossError(self._rank, self.run_step + 1)
             if self._losses_by_name or name != self._step_name:
                 self._losses_by_name = self._losses_by_name or {self._step_name: self._sum}
                 self._losses_by_name[name] = self._losses_by_name.get(name, 0.0) + value * weight
             self._sum += value * weight
         else:
-            self._copies.add(loss.detach(), weight)
+            self._pending_losses.add(loss.detach(), weight)
 
     def end_step(self, learning_rate: float, skipped: bool, optimizer: object = None) -> float:
         """Report a step of an optimizer and return the current time of `time.perf_counter`.
@@ -158,24 +159,24 @@ class StepMeter:
             num_steps, skipped = self._num_unreported, self._has_skipped
             self._num_unreported, self._has_skipped = 0, False
         weight, step_s = self._weight, (now - self._started) / num_steps
-        if self._copies is None:
+        if self._pending_losses is None:
             loss = self._sum / weight if weight else self._sum
             curve = self._curve_names.get((self._step_name, id(optimizer)))
             if curve is None:
                 curve = self._name_curve(optimizer)
-            moment = time.time()
+            timestamp = time.time()
             self._emit_step(
-                self._rank, self.run_step, moment, loss, learning_rate, step_s, self._num_samples, skipped, curve
+                self._rank, self.run_step, timestamp, loss, learning_rate, step_s, self._num_samples, skipped, curve
             )
             if self._losses_by_name:
-                self._report_losses(moment, weight)
+                self._report_losses(timestamp, weight)
         else:
             curve = self._name_curve(optimizer)
             pending = _PendingStep(
                 self.run_step, time.time(), learning_rate, step_s, self._num_samples, skipped, weight, curve
             )
-            self._copies.close_step(pending)
-            self._report_ready(wait=self._copies.is_full)
+            self._pending_losses.close_step(pending)
+            self._report_ready(wait=self._pending_losses.is_full)
         self._sum, self._weight, self._num_samples, self._started = 0.0, 0, 0, now
         self._has_loss = False
         return now
@@ -186,7 +187,7 @@ class StepMeter:
         Reading the norm there would wait for the backward pass.
         """
         step = self.step + 1
-        if self._copies is not None or step % self.interval or not self._has_loss:
+        if self._pending_losses is not None or step % self.interval or not self._has_loss:
             return
         first_name = next(iter(self._curve_owners), self._step_name)
         name = "gradient norm" if first_name == self._step_name else f"gradient norm of {self._step_name}"
@@ -202,7 +203,7 @@ class StepMeter:
 
     def flush(self) -> None:
         """Report the steps that have not been reported yet; waits for the device."""
-        if self._copies is not None:
+        if self._pending_losses is not None:
             self._report_ready(wait=True)
 
     def _name_curve(self, optimizer: object) -> str:
@@ -217,17 +218,17 @@ class StepMeter:
             owners.append(weakref.ref(owner, lambda _: self._curve_names.pop(key, None)))
         return self._curve_names[key]
 
-    def _report_losses(self, moment: float, weight: int) -> None:
+    def _report_losses(self, timestamp: float, weight: int) -> None:
         """Report each of several losses of a step under the name of its variable."""
         for name, total in self._losses_by_name.items():
             value = total / weight if weight else total
-            self._sink.emit(MetricLogged(self._rank, self.run_step, moment, name or "loss", value))
+            self._sink.emit(MetricLogged(self._rank, self.run_step, timestamp, name or "loss", value))
         self._losses_by_name = {}
 
     def _report_ready(self, *, wait: bool) -> None:
-        assert self._copies is not None
-        for pending, loss in self._copies.pop_ready(wait=wait):
-            if loss != loss and self._refuses_nan:
+        assert self._pending_losses is not None
+        for pending, loss in self._pending_losses.pop_ready(wait=wait):
+            if loss != loss and self._raises_on_nan:
                 raise NanLossError(self._rank, pending.step)
             self._sink.emit(
                 StepDone(

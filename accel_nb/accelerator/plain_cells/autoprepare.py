@@ -39,7 +39,7 @@ from accel_nb.accelerator.plain_cells.replacements.device_moves import (
     FACTORIES,
     METHODS,
     collect_factories,
-    make_mover,
+    make_device_mapping,
     replace_cuda,
     replace_factory,
     replace_to,
@@ -184,7 +184,7 @@ class PlainCells:
 
     def _replace_functions(self, stack: ExitStack, *, is_partial: bool) -> None:
         accelerator = self._accelerator
-        move, clip = make_mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
+        map_device, clip = make_device_mapping(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         functions, replace = self._functions, self._functions.replace
         replace((Tensor,), "backward", self._passes.wrap_method)
         replace((torch.autograd,), "backward", self._passes.wrap_function)
@@ -199,17 +199,19 @@ class PlainCells:
         replace((DataLoader,), "__iter__", self._loops.wrap_loader_iter)
         replace(clip, "clip_grad_norm_", functools.partial(replace_clip_norm, accelerator))
         replace(clip, "clip_grad_value_", functools.partial(replace_clip_value, accelerator))
-        replace((Tensor, nn.Module), "to", functools.partial(replace_to, move))
+        replace((Tensor, nn.Module), "to", functools.partial(replace_to, map_device))
         replace((Tensor, nn.Module), "cuda", functools.partial(replace_cuda, accelerator.device))
         if (strategy := self._stepper.strategy).capabilities.shards_params:
             components = accelerator.components
             comm, mesh = components.comm, components.groups.mesh
-            sharded_code.adapt_to_sharding(stack, replace, comm, mesh, strategy.keep_graph, is_partial=is_partial)
+            sharded_code.adapt_to_sharding(
+                stack, replace, comm, mesh, strategy.check_graph_can_be_kept, is_partial=is_partial
+            )
         self._held_gradients.replace_functions(stack, replace)
         collect_factories()
-        factories = [replace((torch,), name, functools.partial(replace_factory, move)) for name in FACTORIES]
+        factories = [replace((torch,), name, functools.partial(replace_factory, map_device)) for name in FACTORIES]
         for name in METHODS:
-            replace((Tensor,), name, functools.partial(replace_factory, move))
+            replace((Tensor,), name, functools.partial(replace_factory, map_device))
         stack.enter_context(torchscript.compile_replacements_as_torch(list(chain(*factories))))
         functions.replace_all(torchscript.replacements())
         if self._stepper.world.size > 1:

@@ -15,9 +15,9 @@ from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator
 
 _CHECK_S = 0.5
-_MAX_STEPS = 1000
-_NEAR_S = 1.0
-_NEAR_STEPS = 3
+_MAX_STEPS_BETWEEN_EXCHANGES = 1000
+_EXPECTED_WITHIN_S = 1.0
+_EXPECTED_WITHIN_STEPS = 3
 
 _Request = Literal[0, 1, 2]
 _NOTHING, _SAVE, _STOP = 0, 1, 2
@@ -27,7 +27,8 @@ class Autosave:
     """Saves where that is due, at boundaries between steps; every rank must reach the same boundaries.
 
     ``save`` begins a save in the background. ``is_behind`` returns whether the previous save is still being written and
-    will take long: a new one is then postponed, so that the training does not wait for the disk.
+    will take long: a new one is then postponed, so that the training does not wait for the disk. ``num_steps`` returns
+    the number of steps so far; a save is due every ``steps`` steps, or every ``seconds`` seconds.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Autosave:
         """Request that every rank saves and stops at a boundary; return False if none is expected soon. Thread-safe."""
         self._request = _STOP
         return self.has_reached_boundary and self._clock() - self._reached_at <= max(
-            _NEAR_S, _NEAR_STEPS * self._step_s
+            _EXPECTED_WITHIN_S, _EXPECTED_WITHIN_STEPS * self._step_s
         )
 
     def resume_from(self, step: int) -> None:
@@ -141,9 +142,11 @@ class Autosave:
         has_elapsed = self._seconds is not None and now - self._saved_at >= self._seconds
         step_s = (now - self._exchanged_at) / max(step - self._exchanged_step, 1)
         wait_s = _CHECK_S if self._seconds is None else min(_CHECK_S, max(self._saved_at + self._seconds - now, 0.0))
-        wait = max(1, min(int(wait_s / step_s) if step_s > 0 else _MAX_STEPS, _MAX_STEPS))
+        wait_steps = max(
+            1, min(int(wait_s / step_s) if step_s > 0 else _MAX_STEPS_BETWEEN_EXCHANGES, _MAX_STEPS_BETWEEN_EXCHANGES)
+        )
         own = max(self._request, _SAVE if has_elapsed else _NOTHING)
-        rows = self._comm.all_gather_json([own, wait, self._is_behind()])
+        messages = self._comm.all_gather_json([own, wait_steps, self._is_behind()])
         self._exchanged_step, self._exchanged_at = step, now
-        self._next_exchange = step + min(wait for _, wait, _ in rows)
-        return max(request for request, _, _ in rows), any(is_behind for _, _, is_behind in rows)
+        self._next_exchange = step + min(wait_steps for _, wait_steps, _ in messages)
+        return max(request for request, _, _ in messages), any(is_behind for _, _, is_behind in messages)

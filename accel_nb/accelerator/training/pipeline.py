@@ -63,7 +63,7 @@ class TrainingPipeline:
 
             def compute(scale: Callable[[], float | Tensor]) -> Tensor | None:
                 found = schedule.step(
-                    args, kwargs, target, scale, is_sum=weight is not None, holds_everywhere=self._holds_everywhere
+                    args, kwargs, target, scale, is_sum=weight is not None, holds_on_all_ranks=self._holds_on_all_ranks
                 )
                 if found is None:
                     return None
@@ -89,7 +89,7 @@ class TrainingPipeline:
                 "accelerator.pipeline(model, loss_fn)"
             )
 
-    def _holds_everywhere(self, holds: bool) -> bool:
+    def _holds_on_all_ranks(self, holds: bool) -> bool:
         """Return whether a condition holds on every rank; all ranks must call."""
         if self._stepper.strategy.data_coords()[1] == 1:
             return holds  # it depends on the batch, which is the same on all ranks

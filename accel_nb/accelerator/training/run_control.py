@@ -34,7 +34,7 @@ from accel_nb.telemetry.actions import (
 )
 from accel_nb.telemetry.step_meter import StepMeter
 
-NO_MEMORY_MAP = "not mapped: the device has no allocator of its own to take a snapshot of"
+NO_MEMORY_MAP = "no memory snapshot: the device has no caching allocator"
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -62,7 +62,7 @@ class ControlReceiver:
         """Create a receiver without actions.
 
         ``report`` is called with an action's number, the step and the outcome. ``describe_name`` returns a description
-        of a variable. ``map_memory`` reports a memory map after a step and returns the outcome.
+        of a variable. ``map_memory`` reports a snapshot of memory after a step and returns the outcome.
         """
         self._report = report
         self._describe_name = describe_name
@@ -123,7 +123,7 @@ class ControlReceiver:
 def _text_or_problem(describe: Callable[[Any], str], subject: Any) -> str:
     try:
         return describe(subject)
-    except Exception as error:  # what only reads values does not end the training
+    except Exception as error:  # a failure to read values must not end the training
         return f"not available: {type(error).__name__}: {error}"
 
 
@@ -210,4 +210,4 @@ def describe_value(value: Any) -> str:
 
 
 current_control_receiver: ContextVar[ControlReceiver | None] = ContextVar("accel_nb_control_receiver", default=None)
-"""The actions requested of the run that an `Accelerator` belongs to; the worker sets it around a cell."""
+"""The receiver of actions requested of the run that an `Accelerator` belongs to; the worker sets it around a cell."""

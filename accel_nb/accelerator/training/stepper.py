@@ -117,7 +117,7 @@ class Stepper:
     def adapt_to_plain_cells(self) -> None:
         """Make the strategy leave the gradients and references to parameters that code for one device expects."""
         self.is_plain_cell = True
-        self.strategy.average_every_pass()
+        self.strategy.prepare_for_plain_cells()
         self.strategy.report_replaced(HeldParameters(lambda: self.namespace).replace)
 
     def add(self, bundle: Bundle) -> None:
@@ -331,7 +331,7 @@ class Stepper:
         if (holder := self.gradient_holder) is None:
             return
         if self.complete_gradients(list(stepped_parameters(*self.bundle.optimizers))) is not None:
-            holder.keep_gradients()
+            holder.apply_gradient_writes()
 
     @property
     def has_used_gradients(self) -> bool:
@@ -551,7 +551,7 @@ class Stepper:
         if now >= self._memory.due:
             for name, value in self.strategy.statistics().items():
                 self.meter.report_value(name, value)
-            hidden = self.strategy.hidden_bytes()
+            hidden = self.strategy.bytes_outside_of_grad()
             self._memory.sample(now, self.meter.run_step, self.bundle.models, self.bundle.optimizers, hidden)
             self.time_use.sample(now, self.meter.run_step)
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator.process.logging import get_logger
-from accel_nb.bigmodel.loading import load as own_loading
-from accel_nb.bigmodel.offload import dispatch as own_dispatch
+from accel_nb.bigmodel.loading import load as native_loading
+from accel_nb.bigmodel.offload import dispatch as native_dispatch
 from accel_nb.bigmodel.planning.device_map import check_device_map as check_map
 from accel_nb.bigmodel.planning.device_map import plan_device_map
 from accel_nb.bigmodel.planning.placement import find_place
@@ -32,11 +32,11 @@ _PICKLED = (".bin", ".pt", ".pth")
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, Device]) -> None:
     """Raise ValueError for tensors that a map does not cover, and warn about names that are not in the model."""
-    tensors = [name for held in list_tensors(model) for name in held.names]
+    tensors = [name for entry in list_tensors(model) for name in entry.names]
     known = {part for name in tensors for part in list_ancestors(name)} | {name for name, _ in model.named_modules()}
     if unknown := [name for name in device_map if name not in known]:
         warnings.warn(
-            f"device_map has names of no module and no tensor of the model, without an effect: {', '.join(unknown)}",
+            f"names in device_map that match no module or tensor of the model are ignored: {', '.join(unknown)}",
             stacklevel=2,
         )
     if uncovered := [name for name in tensors if find_place(name, device_map) is None]:
@@ -64,23 +64,23 @@ def dispatch_model(
     check_device_map(model, device_map)
     device_map = dict(device_map)
     files, mapped = _sources_of(offload_dir, offload_index)
-    for held in list_tensors(model):
-        at = next((name for name in held.names if state_dict is not None and name in state_dict), None)
-        values = state_dict if at is not None else mapped
-        at = at or next((name for name in held.names if name in mapped), None)
-        if at is None or values is None or not _get(model, held.name).is_meta:
+    for entry in list_tensors(model):
+        source_name = next((name for name in entry.names if state_dict is not None and name in state_dict), None)
+        values = state_dict if source_name is not None else mapped
+        source_name = source_name or next((name for name in entry.names if name in mapped), None)
+        if source_name is None or values is None or not _get_tensor(model, entry.name).is_meta:
             continue
-        for name in held.names:
-            set_module_tensor_to_device(model, name, "cpu", value=values[at])
+        for name in entry.names:
+            set_module_tensor_to_device(model, name, "cpu", value=values[source_name])
         if values is mapped:
-            device_map = _split(device_map, held.names, "cpu")
-    if len(set(map(str, device_map.values()))) == 1 and not own_dispatch.has_offloaded_params(model):
+            device_map = _override_device(device_map, entry.names, "cpu")
+    if len(set(map(str, device_map.values()))) == 1 and not native_dispatch.has_offloaded_params(model):
         only = next(iter(device_map.values()))
         if str(only) not in ("cpu", "disk"):
             model.to(only)
             vars(model)["hf_device_map"] = device_map
             return model
-    own_dispatch.dispatch_model(
+    native_dispatch.dispatch_model(
         model,
         device_map,
         main_device,
@@ -116,14 +116,14 @@ def _sources_of(
     return files, OffloadedWeightsLoader(save_folder=folder, index=raw) if raw else {}
 
 
-def _split(device_map: dict[str, Device], names: Sequence[str], place: Device) -> dict[str, Device]:
-    """Return the device map with ``place`` for tensors in ``names``, or else for everything on disk."""
+def _override_device(device_map: dict[str, Device], names: Sequence[str], place: Device) -> dict[str, Device]:
+    """Return the device map with ``place`` for its entries in ``names``; if it has none, for all that are "disk"."""
     if any(name in device_map for name in names):
         return {**device_map, **{name: place for name in names if name in device_map}}
     return {name: place if str(old) == "disk" else old for name, old in device_map.items()}
 
 
-def _get(model: nn.Module, name: str) -> Tensor:
+def _get_tensor(model: nn.Module, name: str) -> Tensor:
     path, _, leaf = name.rpartition(".")
     return getattr(model.get_submodule(path), leaf)
 
@@ -156,7 +156,7 @@ def cpu_offload(
                 preload_module_classes=preload_module_classes,
             )
             return model
-    own_dispatch.cpu_offload(model, execution_device, offload_buffers, preload_module_classes)
+    native_dispatch.cpu_offload(model, execution_device, offload_buffers, preload_module_classes)
     attach_dispatch_hooks(model)
     return model
 
@@ -169,7 +169,7 @@ def disk_offload(
     preload_module_classes: Sequence[str] | None = None,
 ) -> nn.Module:
     """Write all weights to a folder and compute on a device; see `accel_nb.disk_offload`."""
-    own_dispatch.disk_offload(model, offload_dir, execution_device, offload_buffers, preload_module_classes)
+    native_dispatch.disk_offload(model, offload_dir, execution_device, offload_buffers, preload_module_classes)
     attach_dispatch_hooks(model)
     return model
 
@@ -191,7 +191,8 @@ def load_checkpoint_in_model(
     """Load safetensors files, or files of torch.save (tensors only), into a model, each tensor to its device.
 
     Tensors on disk stay in their files of safetensors, and those of torch.save are written to ``offload_folder``, as
-    raw files with an index. ``offload_state_dict`` is accepted: each tensor is read directly to its place.
+    raw files with an index. ``offload_state_dict`` and ``full_state_dict`` have no effect: each
+    tensor is read directly to its place.
     """
     _load(
         model, checkpoint, device_map, dtype, offload_buffers, keep_in_fp32_modules, strict, broadcast_from_rank0,
@@ -211,12 +212,12 @@ def _load(
     is_8bit: bool = False,
     offload_folder: str | os.PathLike[str] | None = None,
 ) -> dict[str, FileTensor]:
-    """Load a checkpoint and return the tensors that stay in files."""
+    """Load a checkpoint and return the tensors that stay in safetensors files."""
     if is_8bit:
         raise MisuseError("offload_8bit_bnb is for bitsandbytes only: call load_and_quantize_model instead")
     pickled = list(_pickled_files(Path(checkpoint)))
     if not pickled:
-        report = own_loading.load_checkpoint_in_model(
+        report = native_loading.load_checkpoint_in_model(
             model, checkpoint, device_map, dtype, offload_buffers, keep_in_fp32_modules, strict,
             broadcast_from_rank0=broadcast_from_rank0,
         )  # fmt: skip
@@ -269,40 +270,40 @@ def _load_pickled(
     strict: bool,
     offload_folder: str | os.PathLike[str],
 ) -> None:
-    groups = [held.names for held in list_tensors(model)]
-    own = {name: names for names in groups for name in names}
+    groups = [entry.names for entry in list_tensors(model)]
+    tied_names = {name: names for names in groups for name in names}
     target_dtype = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     loaded: set[str] = set()
     unexpected: list[str] = []
     index: dict[str, Any] = {}
     for file in files:
         for name, value in torch.load(file, map_location="cpu", weights_only=True, mmap=True).items():
-            if name not in own:
+            if name not in tied_names:
                 unexpected.append(name)
                 continue
             loaded.add(name)
-            kind = target_dtype
+            new_dtype = target_dtype
             if any(part in name.split(".") for part in keep_in_fp32_modules):
-                kind = torch.float32
-            kind = kind if value.is_floating_point() else None
+                new_dtype = torch.float32
+            new_dtype = new_dtype if value.is_floating_point() else None
             place = "cpu" if device_map is None else find_place(name, device_map)
-            place = _get(model, name).device if device_map is None else place
+            place = _get_tensor(model, name).device if device_map is None else place
             if str(place) == "disk":
                 os.makedirs(offload_folder, exist_ok=True)
-                offload_weight(value if kind is None else value.to(kind), name, offload_folder, index)
-                for tied in own[name]:
+                offload_weight(value if new_dtype is None else value.to(new_dtype), name, offload_folder, index)
+                for tied in tied_names[name]:
                     set_module_tensor_to_device(model, tied, "meta")
                 continue
             device = "cpu" if place is None or str(place) == "meta" else place
-            set_module_tensor_to_device(model, name, device, value.clone(), kind)
+            set_module_tensor_to_device(model, name, device, value.clone(), new_dtype)
     save_offload_index(index, offload_folder)
     # A file may hold a tied weight under one of its names only.
     shared = [sorted(names, key=lambda name: name not in loaded) for names in groups if loaded.intersection(names)]
     retie_parameters(model, [names for names in shared if len(names) > 1])
-    missing = [name for name in model.state_dict() if not loaded.intersection(own.get(name, (name,)))]
+    missing = [name for name in model.state_dict() if not loaded.intersection(tied_names.get(name, (name,)))]
     if strict and (unexpected or missing):
         raise ConfigError(
-            f"{os.fspath(checkpoint)}: unexpected are {', '.join(unexpected) or 'none'}, missing are "
+            f"{os.fspath(checkpoint)}: unexpected keys: {', '.join(unexpected) or 'none'}; missing keys: "
             f"{', '.join(missing) or 'none'}; strict=False loads the others"
         )
     if unexpected:

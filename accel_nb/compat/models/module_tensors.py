@@ -79,7 +79,7 @@ def set_module_tensor_to_device(
     """
     if fp16_statistics is not None:
         raise MisuseError(
-            "fp16_statistics are of bitsandbytes' 8-bit weights, whose layers load themselves: give the model to "
+            "fp16_statistics are of bitsandbytes' 8-bit weights, which their layers load themselves: give the model to "
             "load_and_quantize_model"
         )
     path, _, name = tensor_name.rpartition(".")
@@ -113,7 +113,7 @@ def set_module_tensor_to_device(
 
 
 def _dtype_to_have(source: Tensor, dtype: str | torch.dtype | None, old: Tensor | None) -> torch.dtype | None:
-    """Return the dtype to convert values to that take the place of ``old``; None if they keep theirs."""
+    """Return the dtype to which values that replace ``old`` are converted; None if they keep theirs."""
     if dtype is not None:
         wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
         return wanted if source.is_floating_point() else None
@@ -149,7 +149,7 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 
 
 def is_peft_model(model: nn.Module) -> bool:
-    """Return whether a model, without what wraps it, is PEFT's."""
+    """Return whether a model, which may be compiled, is PEFT's."""
     from accel_nb.compat.names.availability import _is_available
 
     if not _is_available("peft"):
@@ -182,12 +182,12 @@ def check_tied_parameters_on_same_device(
 
 
 def has_offloaded_params(module: nn.Module) -> bool:
-    """Return whether an `AlignDevicesHook` brings the module's weights for each forward."""
+    """Return whether an `AlignDevicesHook` loads the module's weights to its device for each forward pass."""
     return _offloading_hook(module) is not None
 
 
 def _offloading_hook(module: nn.Module) -> Any:
-    """Return the hook that brings the module's weights for each forward, alone or in a sequence; None without one."""
+    """Return the hook that loads the module's weights for each forward pass, alone or in a sequence, or None."""
     from accel_nb.compat.models.align_hooks import AlignDevicesHook
     from accel_nb.compat.models.model_hooks import SequentialHook
 
@@ -200,7 +200,7 @@ def _offloading_hook(module: nn.Module) -> Any:
 def align_module_device(
     module: nn.Module, execution_device: torch.device | str | int | None = None
 ) -> Generator[None, None, None]:
-    """Place the weights of the module itself, not of its parts, on a device for the block."""
+    """Place the weights of the module itself, not of its submodules, on a device inside of the context."""
     hook = _offloading_hook(module)
     if hook is not None:
         wanted = hook.execution_device

@@ -155,7 +155,7 @@ class CellAccelerators:
         try:
             with self._worker.interruptible():
                 for accelerator in accelerators:
-                    accelerator.share_state()
+                    accelerator.complete_state()
                 tensors = [tensor for accelerator in accelerators for tensor in accelerator.sharded_tensors()]
                 names = [name for name, value in sorted(self._namespace.items()) if not is_hidden(name, value)]
                 held = [gradient for accelerator in accelerators for gradient in accelerator.held_gradients()]

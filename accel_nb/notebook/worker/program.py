@@ -355,7 +355,7 @@ class CellProgram:
         """Complete gradients and saves at the end of a cell; return the error that this raised, or None."""
         try:
             for known in self._accelerators.open() if not is_partial else ():
-                known.keep_gradients()
+                known.complete_held_gradients()
             self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
         except Exception as problem:  # a full disk, for example
             return self._keep_traceback(problem)
@@ -433,7 +433,7 @@ class CellProgram:
                 source=source,
             )  # fmt: skip
         except Exception as problem:  # a failed map must not end the training
-            return f"not mapped: {type(problem).__name__}: {problem}"
+            return f"no memory snapshot: {type(problem).__name__}: {problem}"
         self._worker.emit(found)
         return "memory mapped"
 

@@ -1,9 +1,23 @@
-"""The host of a node: runs a local engine and exchanges frames with the kernel; independent of how frames travel.
+"""The host of a node: runs a local engine and exchanges frames with the kernel; independent of the transport.
 
-Frames from the kernel: ``start``, ``replace``, ``send``, ``payload``, ``drop``, ``kill``, ``store``, ``readable``,
-``opened``, ``beat`` and ``stop``. Frames to the kernel: ``record``, ``output``, ``events``, ``ended``, ``observed``,
-``stack``, ``call``, ``facts``, ``offer``, ``failed`` and ``beat``. Each of the latter has the number of the start that
-it belongs to.
+The local engine starts worker processes and exchanges records with them. Frames from the kernel:
+
+- ``start`` and ``replace`` start workers; their ``epoch`` is the number of the process group that is opened next.
+- ``send`` is a record for a rank, and ``payload`` the bytes of payloads of records; ``drop`` frees a payload.
+- ``store`` is the answer to a call of the store of the process group.
+- ``readable`` and ``opened`` state that the kernel can read, and has opened, files of shared memory.
+- ``kill`` ends a rank, ``stop`` the host, and ``beat`` is a heartbeat.
+
+Frames to the kernel:
+
+- ``record``, ``output`` and ``events`` are what a rank has sent; ``ended`` reports the end of its process.
+- ``observed`` is the state of a rank, and ``stack`` the Python stack that it writes afterwards.
+- ``call`` is a call of the store, by a rank.
+- ``facts`` are the processes of the node and their memory; ``offer`` names a file by which the kernel finds out whether
+  it can read the files of this machine.
+- ``failed`` is an error of a start, and ``beat`` a heartbeat.
+
+Each of these has as its ``generation`` the ``epoch`` of the start that it belongs to.
 """
 
 from __future__ import annotations
@@ -50,8 +64,8 @@ MAX_PACKET = 1024 * 1024
 BUSY_POLL_S = 0.05
 """How often measurements are read while nothing else arrives."""
 IDLE_POLL_S = 0.5
-MAX_BATCH = 1024 * 1024
-"""Frames up to this size in total are returned together."""
+MAX_BATCH_BYTES = 1024 * 1024
+"""Frames are returned together until their total size in bytes reaches this."""
 FACTS_INTERVAL_S = 2.0
 """How often the memory of the workers is measured."""
 
@@ -61,14 +75,17 @@ class HostSettings:
     """The settings with which a host is started."""
 
     program: str
+    """The program of the workers, as ``module:attribute``."""
     preload: tuple[str, ...]
+    """Modules that are loaded before workers are forked."""
     node: int
     address: str
     """The address of node 0."""
     own_address: str
     lease_s: float
-    """The host ends its workers when it has received nothing from the kernel for so long."""
+    """The host ends its workers when it has received nothing from the kernel for this time."""
     overrides: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the workers."""
     is_local: bool = False
     """Whether the host is on the kernel's machine."""
 
@@ -91,7 +108,7 @@ class SocketStores:
         self._sockets: dict[int, socket.socket] = {}
 
     def renew(self) -> None:
-        """Close the connections of the group before: its ranks cannot find ranks of the next one."""
+        """Close the connections of the previous group, so that its ranks cannot find ranks of the next one."""
         self.close()
 
     def connect(self, rank: int) -> int:
@@ -101,7 +118,7 @@ class SocketStores:
         return rank_end.detach()
 
     def payloads(self) -> Payloads:
-        """Return no payloads: each rank gets a connection of its own with the request."""
+        """Return no payloads: each rank gets a connection of its own with the request to open the group."""
         return NO_PAYLOADS
 
     def read(self, rank: int) -> Message | None:
@@ -145,7 +162,8 @@ class NodeHost:
         self._stores = SocketStores(self._selector)
         self._stored: dict[int, SharedBuffers] = {}
         self._offered = OfferedFiles()
-        self._traced: dict[int, ObservedState] = {}
+        self._awaited_stacks: dict[int, ObservedState] = {}
+        # The numbers of the process group, and of the first group since the last start.
         self._generation = self._epoch = 0
         self._facts: Message = {}
         self._measured_at = 0.0
@@ -169,7 +187,7 @@ class NodeHost:
         """Return frames for the kernel; empty if there are none in this time, None after the end of the host."""
         frames: list[Frame] = []
         with suppress(queue.Empty):
-            while sum(frame.num_bytes for frame in frames) < MAX_BATCH:
+            while sum(frame.num_bytes for frame in frames) < MAX_BATCH_BYTES:
                 frame = self._outbox.get_nowait() if frames else self._outbox.get(timeout=timeout_s)
                 if frame is None:
                     self._outbox.put(None)
@@ -178,7 +196,7 @@ class NodeHost:
         return frames
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the host has ended, or so long."""
+        """Wait until the host has ended, but at most this time."""
         self._thread.join(timeout_s)
 
     def stop(self) -> None:
@@ -251,7 +269,7 @@ class NodeHost:
             self._epoch = message["epoch"]
             try:
                 if kind == "start":
-                    self._generation, self._traced = message["epoch"], {}
+                    self._generation, self._awaited_stacks = message["epoch"], {}
                     engine.start([WorkerSpec(*spec) for spec in message["specs"]])
                 else:
                     engine.replace(message["ranks"])
@@ -301,19 +319,19 @@ class NodeHost:
                 }
             )
         elif isinstance(arrival, ObservedState):
-            self._traced[arrival.rank] = arrival
+            self._awaited_stacks[arrival.rank] = arrival
             self._send({"kind": "observed", "rank": arrival.rank, "state": arrival.state, "text": arrival.read_stack()})
 
     def _report_stacks(self) -> None:
-        """Send the stacks that traced ranks have written since: the system may schedule them late."""
-        for rank, observed in list(self._traced.items()):
+        """Send the Python stacks that ranks have written after they were observed: a busy rank is late."""
+        for rank, observed in list(self._awaited_stacks.items()):
             try:
                 text = observed.read_stack()
             except OSError:  # the rank has ended
-                del self._traced[rank]
+                del self._awaited_stacks[rank]
                 continue
             if text:
-                del self._traced[rank]
+                del self._awaited_stacks[rank]
                 self._send({"kind": "stack", "rank": rank, "text": text})
 
     def _report_facts(self, engine: LocalEngine) -> None:
@@ -347,7 +365,7 @@ def read_settings(values: dict[str, Any]) -> HostSettings:
 
 
 def with_hash_seed(overrides: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for the workers of all nodes with one hash seed, so that sets of text have the same order."""
+    """Return environment variables for the workers, with one hash seed, so that sets of text have the same order."""
     own = get_variable("PYTHONHASHSEED", "random")
     seed = str(secrets.randbelow(2**32)) if own == "random" else own
     return {"PYTHONHASHSEED": seed, **overrides}

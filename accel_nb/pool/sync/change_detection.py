@@ -75,7 +75,7 @@ class Fingerprint:
 class ModuleContent:
     """The fingerprints of a module's parts that are sent separately."""
 
-    weights: tuple[tuple[Any, ...], TensorSums, tuple[bool, ...]]
+    weights: tuple[tuple[Any, ...], TensorChecksums, tuple[bool, ...]]
     """Versions and sums of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
     gradients: tuple[Any, ...]
     attributes: AttributesContent
@@ -90,7 +90,7 @@ class AttributesContent:
     values: Any
 
 
-TensorSums = tuple[int, ...]
+TensorChecksums = tuple[int, ...]
 """Sums of the bits of some tensors, two for each: of whole 64-bit words, and of the bytes after these."""
 
 
@@ -99,7 +99,7 @@ class Deleted:
 
 
 def fingerprint_of(
-    value: Any, namespace: dict[str, Any], refs: SharedObjects, sums: TensorSums | None = None
+    value: Any, namespace: dict[str, Any], refs: SharedObjects, sums: TensorChecksums | None = None
 ) -> Fingerprint | None:
     """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
@@ -109,7 +109,7 @@ def fingerprint_of(
     if is_module(value):
         tensors = module_tensors(value)
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
-        sums = tensor_sums(tensors.values()) if sums is None else sums
+        sums = tensor_checksums(tensors.values()) if sums is None else sums
         weights, gradients = (_versions(tensors.values()), sums, flags), gradients_of(tensors.items())
         attributes = _attributes_fingerprint(value, namespace, refs)
         content = ModuleContent(
@@ -193,11 +193,11 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     them. Sums of the bits are cheap; ``exact`` computes a checksum instead.
     """
     tensors = list(tensors)
-    content = map(_checksum, tensors) if exact else tensor_sums(tensors)
+    content = map(_checksum, tensors) if exact else tensor_checksums(tensors)
     return (*_versions(tensors), *content)
 
 
-def tensor_sums(tensors: Iterable[Any]) -> TensorSums:
+def tensor_checksums(tensors: Iterable[Any]) -> TensorChecksums:
     """Return the sums of the bits of tensors, or of this rank's shards; zeros for those that are not strided."""
     import torch
 
@@ -276,7 +276,7 @@ def _checksum(tensor: Any) -> Any:
 
     flat = _flat_bytes(tensor)
     if flat is None or not flat.is_cpu:
-        return tensor_sums([tensor])
+        return tensor_checksums([tensor])
     return zlib.crc32(numpy.from_dlpack(flat).data)  # `Tensor.numpy` would forbid resizing it
 
 
@@ -400,11 +400,11 @@ def module_flags(module: Any) -> dict[str, Any]:
     }
 
 
-def set_module_state(module: Any, state: Mapping[str, Any], *, is_borrowed: bool = False) -> None:
+def set_module_state(module: Any, state: Mapping[str, Any], *, must_copy: bool = False) -> None:
     """Copy tensors in place and set the flags ``training`` and ``requires_grad``.
 
     A tensor of another dtype or size gets the memory of its new value, in which other values that arrive with it may be
-    too; not so if that memory ``is_borrowed``.
+    too, unless ``must_copy``.
     """
     import torch
 
@@ -419,7 +419,7 @@ def set_module_state(module: Any, state: Mapping[str, Any], *, is_borrowed: bool
                 if is_lazy(tensor):
                     tensor.materialize(value.shape, dtype=value.dtype)
                 if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
-                    tensor.grad, tensor.data = None, (value.clone() if is_borrowed else value).to(tensor.device)
+                    tensor.grad, tensor.data = None, (value.clone() if must_copy else value).to(tensor.device)
                 fill_tensor(tensor, value)
             if tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.requires_grad_(path not in frozen)

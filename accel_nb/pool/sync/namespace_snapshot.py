@@ -189,19 +189,19 @@ class NamespaceSnapshot:
             if found.kind[0] != "view" and (content is None or content[0] != found.kind):
                 del self.objects[path]
 
-    def moved_modules(self) -> set[str]:
+    def modules_with_relocated_parts(self) -> set[str]:
         """Return the paths of shared modules with a part that was at another place before, there or in another one."""
-        return self.module_parts.find_moved(self._tracked_modules())
+        return self.module_parts.find_relocated(self._tracked_modules())
 
-    def changed_modules(self, moved: Collection[str]) -> list[str]:
+    def changed_modules(self, relocated: Collection[str]) -> list[str]:
         """Return the paths of shared modules whose parts the cell has changed, which are then changed in place.
 
-        ``moved`` is the result of `moved_modules`.
+        ``relocated`` is the result of `modules_with_relocated_parts`.
         """
         return [
             path
             for path, value in self._tracked_modules().items()
-            if (path in moved or module_structure(value) != self._kind(path))
+            if (path in relocated or module_structure(value) != self._kind(path))
             and not is_state_sharded(value)
             and can_set_parts(value, self.module_parts.shared_ids(self._with_other_names([path], self.bindings)))
         ]

@@ -15,7 +15,7 @@ from accel_nb.config.byte_sizes import size_text
 from accel_nb.data.ending_iterator import EndingIterator
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
-    TensorSums,
+    TensorChecksums,
     is_state_sharded,
     module_attributes,
     module_state,
@@ -56,7 +56,7 @@ class ReturnedWeights:
     """A module whose weights are returned, and the sums of its tensors unless these are sharded."""
 
     module: Any
-    sums: TensorSums | None
+    sums: TensorChecksums | None
 
 
 class ResultCollection:
@@ -70,7 +70,7 @@ class ResultCollection:
         shared: the ids of the objects that the notebook has.
         hidden: returns True for names that are never returned.
         wanted: names whose values are returned whatever their size.
-        moved: the paths of modules with parts that were elsewhere before.
+        relocated: the paths of modules with parts that were elsewhere before.
         lacking: the paths at which the notebook's objects lack a value that could not be copied.
         rng: generator states to return.
         returns_gradients: whether the gradients of models are returned.
@@ -84,7 +84,7 @@ class ResultCollection:
         *,
         hidden: Callable[[str, Any], bool],
         wanted: Collection[str],
-        moved: Collection[str],
+        relocated: Collection[str],
         lacking: Collection[str],
         rng: Any,
         returns_gradients: bool,
@@ -107,7 +107,7 @@ class ResultCollection:
         self._shared = shared
         self._hidden = hidden
         self._wanted = wanted
-        self._moved = moved
+        self._relocated = relocated
         self._lacking = lacking
         self._trial = TrialPickler(namespace, shared)
 
@@ -136,7 +136,7 @@ class ResultCollection:
         if not (held.is_tracked or is_wanted) or (path == root and self._hidden(root, value)):
             return
         fingerprint = tracked_fingerprint(value, self.namespace, shared)
-        if fingerprint == held.fingerprint and not is_wanted and path not in self._moved:
+        if fingerprint == held.fingerprint and not is_wanted and path not in self._relocated:
             return
         known = held.fingerprint if held.is_tracked else fingerprint
         if known and shared.has_moved(known.kind, value):
@@ -158,7 +158,7 @@ class ResultCollection:
 
     def _can_update(self, path: str, value: Any, now: Fingerprint, known: Fingerprint) -> bool:
         """Return whether the receiver's object at a path, with the fingerprint ``known``, can be changed in place."""
-        return is_optimizer(value) or (now.can_update(known) and path not in self._moved)
+        return is_optimizer(value) or (now.can_update(known) and path not in self._relocated)
 
     def finish(self, living: Mapping[str, Any]) -> SharedObjects:
         """Drop changes of objects that are returned whole; return the ids of the objects that are not returned whole.
@@ -206,12 +206,14 @@ class ResultCollection:
     def _add_restructured(self, path: str, module: Any, known: Fingerprint, *, is_wanted: bool) -> None:
         """Add the parts and the whole state of a module whose parts have changed since the fingerprint ``known``."""
         delta, shared = self.delta, self._shared
-        moved = paths_before(module, self._before.module_parts.places_of(path), shared)
-        delta.structures[path] = module_parts(module, moved)
+        earlier_paths = paths_before(module, self._before.module_parts.places_of(path), shared)
+        delta.structures[path] = module_parts(module, earlier_paths)
         delta.modules[path] = module_state(module)
         if self.gradients.includes(path, module, is_wanted=is_wanted):
             delta.gradients[path] = gradient_state(module)
-        delta.attributes[path] = module_attributes(module, self.namespace, shared, known.content.attributes, moved)
+        delta.attributes[path] = module_attributes(
+            module, self.namespace, shared, known.content.attributes, earlier_paths
+        )
         delta.hooks[path] = changed_module_hooks(module, known.content.hooks)
 
     def _add_update(self, path: str, value: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:

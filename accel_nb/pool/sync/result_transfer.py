@@ -1,11 +1,12 @@
 """The return of a cell's results: rank 0 detects and packs the changes, the kernel applies them.
 
 The whole value of a name is returned if the cell has bound it: the value is another object than before the cell, or
-the name is new. The delta of a cell removes names that the notebook has rebound or deleted (`SharedObjectRegistry`), so
-every way of writing to the namespace is detected. Python may share one object among equal numbers or strings: for
-these a name that the cell's code binds is returned too, unless the notebook has sent it. If the notebook has sent a
-name and its object is the same as before, the changes of that object are returned and applied in place. If the cell
-has deleted such a name, the notebook deletes it too. All other names stay on the workers.
+the name is new. Before a cell the kernel deletes on the workers the names that the notebook has rebound or deleted
+(`SharedObjectRegistry`): so a name that exists after the cell was either unchanged or bound by it, however it was
+written. Python may share one object among equal numbers or strings: for these a name that the cell's code binds is
+returned too, unless the notebook has sent it. If the notebook has sent a name and its object is the same as before, the
+changes of that object are returned and applied in place. If the cell has deleted such a name, the notebook deletes it
+too. All other names stay on the workers.
 
 Weights of modules are copied through a memory region that is reused in later cells; everything else is a
 `NamespaceDelta`. Values that are large or cannot be copied stay on the workers and are reported with the reason.
@@ -31,7 +32,7 @@ from accel_nb.pool.payload import (
     find_payload,
 )
 from accel_nb.pool.sync.change_detection import (
-    TensorSums,
+    TensorChecksums,
     module_flags,
     module_tensors,
     set_module_state,
@@ -77,8 +78,8 @@ class WeightTable:
     """Parameters that require no gradient."""
     evaluating: list[str]
     """Submodules in evaluation mode."""
-    sums: TensorSums | None = None
-    """The sums of the bits of all tensors, as the kernel computes them to find later changes; None of sharded ones."""
+    sums: TensorChecksums | None = None
+    """The checksums of all tensors, as the kernel computes them to find later changes; None of sharded ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class ReturnRecord:
     weights: dict[str, WeightTable]
     """The modules in the region, by path."""
     replaced: list[str] = field(default_factory=list[str])
-    """Models and other objects that kernel and workers shared, and that come back as new ones."""
+    """Models and other objects that kernel and workers shared, and that are replaced by new objects."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the record as JSON-ready values."""
@@ -149,8 +150,8 @@ class ResultSender:
         """
         wanted, self._deferred_weights = {*wanted, *self._deferred_weights}, set()
         before.forget_replaced()
-        living, moved = before.living(), before.moved_modules()
-        restructured = before.changed_modules(moved)
+        living, relocated = before.living(), before.modules_with_relocated_parts()
+        restructured = before.changed_modules(relocated)
         shared = self._without_left_out(before.shared_ids(restructured), living)
         for name in before.shared.keys() & wanted - living.keys():
             living[name] = namespace.get(name)
@@ -160,7 +161,7 @@ class ResultSender:
             shared,
             hidden=hidden,
             wanted=wanted,
-            moved=moved,
+            relocated=relocated,
             lacking=list(self._left_out),
             rng=rng,
             returns_gradients=returns_gradients,
@@ -193,7 +194,7 @@ class ResultSender:
         while delta:
             try:
                 payloads[CHANGES] = delta.pack(
-                    collection.namespace, shared, self._payloads, has_gradient=collection.gradients.includes_that_of
+                    collection.namespace, shared, self._payloads, has_gradient=collection.gradients.includes_gradient_of
                 )
             except SectionError as error:  # the other sections can be returned without this one
                 path, cause = error.key[1], error.__cause__
@@ -250,11 +251,11 @@ class AppliedResults:
     failed: dict[str, str]
     """By path, why a value could not be rebuilt."""
     replaced: dict[str, Any]
-    """By name, the old ones of models and other objects that are new ones now."""
-    sums: dict[str, TensorSums]
-    """By path of a module whose weights came back whole, the sums of its tensors."""
+    """By name, the old objects of models and others that were replaced by new objects."""
+    sums: dict[str, TensorChecksums]
+    """By path of a module whose weights came back whole, the checksums of its tensors."""
     items: ItemsBefore | None
-    """What changed values contained before, of which something else may refer to an object that is a new one now."""
+    """The objects that changed values contained before the cell, to warn if another variable still refers to one."""
 
 
 class ResultReceiver:
@@ -301,7 +302,7 @@ class ResultReceiver:
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
         replaced = {name: namespace.get(name) for name in record.replaced}
-        sums: dict[str, TensorSums] = {}
+        sums: dict[str, TensorChecksums] = {}
         for path, table in record.weights.items():
             try:
                 self._copy_weights(resolve_path(namespace, path), table)
@@ -313,11 +314,11 @@ class ResultReceiver:
         if changes is not None:
             delta, lost = NamespaceDelta.unpack(changes, namespace)
             errors |= lost
-            kept = _kept_attributes(delta, namespace)
+            own_attributes = _own_attributes(delta, namespace)
             if delta.changed or record.replaced:
                 items = ItemsBefore(delta.changed, record.replaced, namespace, shared_ids, delta.items)
             errors |= delta.apply(namespace)
-            for value, own in kept:
+            for value, own in own_attributes:
                 set_attributes(value, own, is_complete=False)
             paths |= dict.fromkeys(delta.paths)
             removed = delta.removed
@@ -355,11 +356,11 @@ class ResultReceiver:
                 raise ValueError(f"the weights of {entry.path!r} are outside of the region")
             tensors[entry.path] = view_tensor(self._region, entry, num_bytes)
         state = {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating}
-        set_module_state(module, state, is_borrowed=True)
+        set_module_state(module, state, must_copy=True)
 
 
-def _kept_attributes(delta: NamespaceDelta, namespace: Namespace) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the notebook's objects whose states a delta has, each with the attributes that are no part of these."""
+def _own_attributes(delta: NamespaceDelta, namespace: Namespace) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the notebook's objects that a delta updates, each with its attributes outside of the update."""
     states = {path: item for path, item in delta.changed.items() if isinstance(item, ObjectState)}
     found: list[tuple[Any, dict[str, Any]]] = []
     for path, state in states.items():

@@ -17,7 +17,7 @@ from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
-    TensorSums,
+    TensorChecksums,
     content_fingerprint,
     fingerprint_of,
     is_compared_by_identity,
@@ -248,7 +248,7 @@ class SharedObjectRegistry:
         )
 
     def record_sent(
-        self, paths: Iterable[str], namespace: Namespace, sums: Mapping[str, TensorSums] | None = None
+        self, paths: Iterable[str], namespace: Namespace, sums: Mapping[str, TensorChecksums] | None = None
     ) -> None:
         """Record that the workers now hold the notebook's values of the names of ``paths``.
 
@@ -524,7 +524,7 @@ def _add_change(
 
 
 def _fingerprint(
-    path: str, value: Any, namespace: Namespace, shared: SharedObjects, sums: TensorSums | None = None
+    path: str, value: Any, namespace: Namespace, shared: SharedObjects, sums: TensorChecksums | None = None
 ) -> Fingerprint | None:
     if "@" in path and is_loader(value):
         return content_fingerprint(value, namespace, shared)

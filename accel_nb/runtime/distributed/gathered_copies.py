@@ -161,10 +161,10 @@ class GatheredCopies:
                 set_data(shard, shard.clone())
 
     def record_pair(self, one: Any, other: Any) -> None:
-        """Record that one parameter was assigned the memory of another, which `refuse_pairs` refuses."""
+        """Record that one parameter was assigned the memory of another."""
         self._pairs.add((sharded.local_shard(one).data_ptr(), sharded.local_shard(other).data_ptr()))
 
-    def refuse_pairs(self) -> None:
+    def raise_if_parameters_share_memory(self) -> None:
         """Raise `MisuseError` if two parameters have shared memory since an assignment, as shards cannot."""
         if self._pairs:
             raise MisuseError(_SHARED)

@@ -27,7 +27,7 @@ from accel_nb.runtime.distributed.gathered_copies import GatheredCopies
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 from accel_nb.runtime.tensors.versions import outside_inference_mode
 
-_NO_VALUES = """
+_CORRECT_ON_DTENSOR = """
     __get__ __hash__ __len__ dim ndimension size numel nelement stride is_contiguous element_size data_ptr
     untyped_storage storage_offset is_floating_point is_complex is_shared has_names type is_same_size get_device
     _is_view register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad backward detach detach_
@@ -39,7 +39,7 @@ _RANDOM = """
     normal_ uniform_ bernoulli_ exponential_ random_ cauchy_ geometric_ log_normal_ randn_like rand_like randint_like
     bernoulli multinomial normal poisson dropout dropout_ alpha_dropout feature_dropout native_dropout rrelu
 """
-_OF_WHOLE = """
+_NEEDS_FULL_TENSOR = """
     __getitem__ select narrow split chunk unbind tensor_split diagonal view reshape flatten unflatten squeeze unsqueeze
     index_select new_zeros new_ones new_empty new_full new_tensor numpy __array__ __repr__ __reduce_ex__ equal allclose
     isclose
@@ -63,9 +63,9 @@ class ShardedArithmetic:
     def __init__(self, comm: Communicator, problem: str | None = None) -> None:
         self._comm = comm
         self._problem = problem
-        self._native = frozenset(_NO_VALUES.split())
+        self._correct_on_dtensor = frozenset(_CORRECT_ON_DTENSOR.split())
         self._random = frozenset(_RANDOM.split())
-        self._of_whole = frozenset(_OF_WHOLE.split()) | self._random
+        self._needs_full_tensor = frozenset(_NEEDS_FULL_TENSOR.split()) | self._random
         self._writing = frozenset(_WRITING.split())
         self._copies = GatheredCopies(comm)
 
@@ -73,7 +73,8 @@ class ShardedArithmetic:
     def enabled(self, *, is_partial: bool = False) -> Iterator[ShardedArithmetic]:
         """Compute all operations on sharded tensors by this object inside of the block.
 
-        Every rank must enter it, unless it ``is_partial``.
+        Every rank must enter it, unless it ``is_partial``: then only some ranks run the cell, and the gathered copies
+        of earlier cells are not resumed.
         """
         owner: Any = DTensor
         original = owner.__torch_function__  # torch disables it
@@ -99,7 +100,7 @@ class ShardedArithmetic:
             self._copies.close()
 
     def _before_step(self) -> None:
-        self._copies.refuse_pairs()
+        self._copies.raise_if_parameters_share_memory()
         self._copies.write_back()
 
     def _after_step(self) -> None:
@@ -109,13 +110,13 @@ class ShardedArithmetic:
     def _call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__deepcopy__":
-            is_layer = isinstance(args[0], nn.Parameter) and self._problem is None
-            return self._copy_layer(*args) if is_layer else _copy_deeply(func, args[0], args[1])
+            is_parameter = isinstance(args[0], nn.Parameter) and self._problem is None
+            return self._copy_parameter(*args) if is_parameter else _copy_deeply(func, args[0], args[1])
         if name == "detach" and isinstance(args[0], DTensor) and args[0].is_leaf:
             result = func(*args, **kwargs)
             self._copies.record_alias(result)
             return result
-        if name in self._native or (name == "__set__" and _is_sharded_or_none(args[1])):
+        if name in self._correct_on_dtensor or (name == "__set__" and _is_not_plain_tensor(args[1])):
             return func(*args, **kwargs)
         self._copies.write_back()
         if args and isinstance(args[0], list | tuple) and name.startswith("_"):  # of optimizers: `_foreach_mul_`
@@ -131,16 +132,16 @@ class ShardedArithmetic:
             return result
         is_plain = any(not isinstance(tensor, DTensor) and tensor.dim() for tensor in tensors)
         has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if not (is_plain or has_gradient or name in self._of_whole):
+        if not (is_plain or has_gradient or name in self._needs_full_tensor):
             try:
                 result = func(*args, **kwargs)
             except Exception:  # torch has no sharding rule: the full tensors give the result, or the same error
-                return self._call_whole(func, args, kwargs)
-            if all(_is_by_element(found, tensors[0]) for found in find_tensors(result)):
+                return self._call_on_full_tensors(func, args, kwargs)
+            if all(_is_elementwise(found, tensors[0]) for found in find_tensors(result)):
                 return result
-        return self._call_whole(func, args, kwargs)
+        return self._call_on_full_tensors(func, args, kwargs)
 
-    def _copy_layer(self, parameter: Any, memo: dict[int, Any]) -> Any:
+    def _copy_parameter(self, parameter: Any, memo: dict[int, Any]) -> Any:
         """Copy a parameter as an unsharded one, as the parameters of a copied model are."""
         if id(parameter) not in memo:
             copied = nn.Parameter(sharded.gather_full(parameter, self._comm), parameter.requires_grad)
@@ -150,21 +151,21 @@ class ShardedArithmetic:
         return memo[id(parameter)]
 
     def _call_lists(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function of lists of tensors, such as ``_foreach_add``, for the tensors at each index of the lists.
+        """Call a foreach function, such as ``_foreach_add``, for the tensors at each index of the lists.
 
         Torch has sharding rules for some of these functions only, and for none if a list has plain tensors.
         """
         targets, tensors = args[0], list(find_tensors(args))
-        is_by_element = name.endswith("_") or hasattr(torch, f"{name}_")  # norms and the like are not done in place
-        if not is_by_element and len({isinstance(tensor, DTensor) for tensor in targets}) > 1:
+        is_elementwise = name.endswith("_") or hasattr(torch, f"{name}_")  # norms and the like are not done in place
+        if not is_elementwise and len({isinstance(tensor, DTensor) for tensor in targets}) > 1:
             return [func([target], *args[1:], **kwargs)[0] for target in targets]
         has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if not is_by_element or has_gradient or any(map(_is_partial, tensors)) or not name.startswith("_foreach_"):
+        if not is_elementwise or has_gradient or any(map(_is_partial, tensors)) or not name.startswith("_foreach_"):
             return func(*args, **kwargs)
 
         def select(items: Sequence[Any]) -> list[Any]:
             pairs = zip(targets, items, strict=True)
-            return [self._shard_beside(target, item) if isinstance(item, Tensor) else item for target, item in pairs]
+            return [self._local_part_like(target, item) if isinstance(item, Tensor) else item for target, item in pairs]
 
         own = [select(arg) if isinstance(arg, list | tuple) else map_tensors(self._gather, arg) for arg in args]
         results = func(*own, **kwargs)
@@ -173,11 +174,11 @@ class ShardedArithmetic:
         pairs = zip(targets, results, strict=True)
         return [sharded.shard_like(target, shard) if isinstance(target, DTensor) else shard for target, shard in pairs]
 
-    def _shard_beside(self, target: Tensor, tensor: Tensor) -> Tensor:
-        """Return the shard of a tensor that is at the position of that of ``target``, or all of it."""
+    def _local_part_like(self, target: Tensor, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor at the position of this rank's shard of ``target``; all if that is unsharded."""
         if not isinstance(target, DTensor):
             return self._gather(tensor)
-        return sharded.local_shard(_divide_like(target)(tensor))
+        return sharded.local_shard(_shard_like(target)(tensor))
 
     def _write(
         self, func: Callable[..., Any], name: str, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Any
@@ -185,13 +186,13 @@ class ShardedArithmetic:
         """Call a function that writes into its first tensor."""
         target, others = tensors[0], tensors[1:]
         if not isinstance(target, DTensor):
-            return self._call_whole(func, args, kwargs)
-        is_by_element = name not in self._random and not _is_initializer(func) and name != "__setitem__"
-        if is_by_element and all(tensor.shape == target.shape for tensor in others if tensor.dim()):
-            divided = map_tensors(_divide_like(target), [list(args), kwargs])
+            return self._call_on_full_tensors(func, args, kwargs)
+        is_elementwise = name not in self._random and not _is_initializer(func) and name != "__setitem__"
+        if is_elementwise and all(tensor.shape == target.shape for tensor in others if tensor.dim()):
+            values = map_tensors(_shard_like(target), [list(args), kwargs])
             try:
-                return func(*divided[0], **divided[1])
-            except Exception:  # torch has no sharding rule, unless it refuses the operation for any tensor
+                return func(*values[0], **values[1])
+            except Exception:  # torch has no sharding rule, or raises for plain tensors too
                 if target.requires_grad and torch.is_grad_enabled():
                     raise
         whole = self._gather(target.detach())
@@ -201,7 +202,7 @@ class ShardedArithmetic:
             sharded.copy_into(target, whole)
         return target
 
-    def _call_whole(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _call_on_full_tensors(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         gathered: list[tuple[Any, Tensor]] = []
 
         def gather(tensor: Tensor) -> Tensor:
@@ -243,18 +244,18 @@ def _copy_deeply(func: Callable[..., Any], tensor: Any, memo: dict[int, Any]) ->
     return copied
 
 
-def _divide_like(target: DTensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that divides full tensors as ``target`` is, and returns sharded ones and numbers unchanged."""
+def _shard_like(target: DTensor) -> Callable[[Tensor], Tensor]:
+    """Return a function that shards full tensors as ``target`` is, and returns sharded ones and numbers unchanged."""
 
-    def divide(tensor: Tensor) -> Tensor:
+    def shard(tensor: Tensor) -> Tensor:
         if isinstance(tensor, DTensor) or not tensor.dim():
             return tensor
         return sharded.shard_like(target, sharded.own_shard(target, tensor).to(target.device))
 
-    return divide
+    return shard
 
 
-def _is_by_element(result: Any, tensor: Tensor) -> bool:
+def _is_elementwise(result: Any, tensor: Tensor) -> bool:
     """Return whether a result has the shape of a tensor: no shards of different length were averaged or summed."""
     return not isinstance(result, DTensor) or (
         result.dim() > 0 and result.shape == tensor.shape and not _is_partial(result)
@@ -271,7 +272,7 @@ def _is_view(result: Tensor, whole: Tensor) -> bool:
     return result is whole or result._base is whole
 
 
-def _is_sharded_or_none(value: Any) -> bool:
+def _is_not_plain_tensor(value: Any) -> bool:
     return not isinstance(value, Tensor) or isinstance(value, DTensor)
 
 
@@ -290,11 +291,11 @@ class _Gather(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         like, comm = ctx.facts
-        return _Divide.apply(gradients[0], like, comm), None
+        return _AverageAndShard.apply(gradients[0], like, comm), None
 
 
-class _Divide(Function):
-    """Averages a full tensor over ranks, and divides it like a sharded one."""
+class _AverageAndShard(Function):
+    """Averages a full tensor over ranks, and shards it like a sharded one."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, like: Any, comm: Communicator) -> Any:

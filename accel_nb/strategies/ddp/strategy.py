@@ -61,7 +61,7 @@ class Ddp(ReplicaStrategy):
         self._world = world
         self._comm = comm
 
-    def average_every_pass(self) -> None:
+    def prepare_for_plain_cells(self) -> None:
         """Leave the gradients of one process after every backward pass, in memory of their own."""
         self._averages_every_pass = True
 

@@ -105,7 +105,7 @@ class ZeroModel:
         hooks = [(module, name, set(vars(module)[name])) for module in self._modules for name in HOOKS]
         state = {value: dict(entries) for value, entries in optimizer.state.items()}
         try:
-            self._divide(whole, copy_optimizer(optimizer, chosen), fillings)
+            self._shard(whole, copy_optimizer(optimizer, chosen), fillings)
         except BaseException:
             remove_attributes((*self._modules, *self._parameters), self._known_names)
             for value, data, gradient, known in before:
@@ -127,7 +127,7 @@ class ZeroModel:
             else:
                 _set_whole_gradient(value, gradient)
 
-    def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
+    def _shard(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
         """Make an engine that divides the parameters."""
         for value in self._parameters:
             value.grad = None
@@ -168,7 +168,7 @@ class ZeroModel:
         self._whole_versions = {value: value._version for value in self._persistent}
 
     @property
-    def divides_weights(self) -> bool:
+    def shards_weights(self) -> bool:
         """Whether this rank holds a shard of the weights only."""
         return self._stage == 3
 
@@ -291,7 +291,7 @@ class ZeroModel:
         """Whether there are gradients, and `finish_gradients` has not completed them."""
         return self.has_gradients and not self._is_finished
 
-    def keep_gradients(self) -> None:
+    def apply_gradient_writes(self) -> None:
         """Complete gradients, and apply what code has written into them; every rank must call."""
         if self.has_gradients:
             self.finish_gradients()  # those of an optimizer that was released

@@ -1,7 +1,7 @@
 """The strategy `deepspeed`: ZeRO shards optimizer state, gradients and parameters among the ranks, by stage.
 
 DeepSpeed's engine shards and communicates. Accumulation windows, clipping, precision and checkpoints work as in all
-strategies: losses are scaled and gradients clipped outside of the engine, whose own settings for them are off.
+strategies: losses are scaled and gradients clipped outside of the engine, in which both are switched off.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from accel_nb.strategies.base import (
     copy_state,
     multiply_tensors,
 )
-from accel_nb.strategies.deepspeed.former_memory import memory_of, moved_from, without_layouts
 from accel_nb.strategies.deepspeed.inner_optimizer import stepping_instead
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
 from accel_nb.strategies.deepspeed.local_gradients import LocalGradients
+from accel_nb.strategies.deepspeed.old_storages import replaced_storages, storages_of, storages_without_layouts
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _why_no_deepspeed() -> str | None:
         return None
     return (
         "it needs the package deepspeed, which is not installed: pip install 'accel_nb[deepspeed]', or use "
-        "--strategy fsdp, which divides the same"
+        "--strategy fsdp, which shards the same tensors"
     )
 
 
@@ -91,7 +91,7 @@ class Deepspeed(Stepping):
         self._fillings: dict[int, WeightFilling] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         # By the optimizer's id, in the order of `wrap`, which is the same on every rank.
-        self._zeros: dict[int, ZeroModel] = {}
+        self._engines: dict[int, ZeroModel] = {}
         self._scaled: dict[int, Any] = {}
         self._on_replaced: OnReplaced = lambda *_: None
         # Whether a backward pass has kept its graph for another one.
@@ -120,48 +120,48 @@ class Deepspeed(Stepping):
         refused = self.refusal(bundle)
         if refused is not None:
             raise MisuseError(str(refused))
-        known = dict(self._optimizers)
+        earlier = dict(self._optimizers)
         try:
             for model in bundle.models:
                 if id(model) not in self._prepared:
                     self._prepared[id(model)] = model
                     self._prepare(model)
             self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in bundle.optimizers})
-            for optimizer in self._undivided():
-                self._divide(optimizer)
+            for optimizer in self._unsharded():
+                self._shard(optimizer)
         except BaseException:
-            self._optimizers = known
+            self._optimizers = earlier
             raise
         return bundle
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
         """Return why models and optimizers cannot be sharded together, or with prepared ones; None if they can."""
         models = [model for model in bundle.models if id(model) not in self._prepared]
-        waiting = self._undivided()
-        new = [item for item in bundle.optimizers if id(item) not in {*self._zeros, *map(id, waiting)}]
-        divided = [zero.optimizer for zero in self._zeros.values()]
-        return next(find_refusals(self.options, models, [*waiting, *new], self._prepared.values(), divided), None)
+        waiting = self._unsharded()
+        new = [item for item in bundle.optimizers if id(item) not in {*self._engines, *map(id, waiting)}]
+        with_engine = [engine.optimizer for engine in self._engines.values()]
+        return next(find_refusals(self.options, models, [*waiting, *new], self._prepared.values(), with_engine), None)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Restore a model, and the models that share its optimizer, in full on every rank; every rank must call."""
         if self._prepared.pop(id(model), None) is None:
             return model
         self._fillings.pop(id(model), None)
-        for key, zero in list(self._zeros.items()):
-            if any(model is wrapped for wrapped in zero.models):
-                del self._zeros[key]
+        for key, engine in list(self._engines.items()):
+            if any(model is wrapped for wrapped in engine.models):
+                del self._engines[key]
                 self._scaled.pop(key, None)
-                parameters = [value for wrapped in zero.models for value in wrapped.parameters()]
-                memory = {} if zero.divides_weights else memory_of(parameters)
-                zero.undo(keeps_gradients=self._keeps_gradients)
-                for wrapped in zero.models:
+                parameters = [value for wrapped in engine.models for value in wrapped.parameters()]
+                old_storages = {} if engine.shards_weights else storages_of(parameters)
+                engine.undo(keeps_gradients=self._keeps_gradients)
+                for wrapped in engine.models:
                     self._adapt(wrapped)
-                self._on_replaced({id(value): value for value in parameters}, memory)
+                self._on_replaced({id(value): value for value in parameters}, old_storages)
         _restore_plain_class(model)
         return model
 
-    def average_every_pass(self) -> None:
-        """Keep gradients in parameters that are no longer sharded, as on one device."""
+    def prepare_for_plain_cells(self) -> None:
+        """Keep the gradients when a model is unwrapped, as plain cells expect."""
         self._keeps_gradients = True
 
     def report_replaced(self, call: OnReplaced) -> None:
@@ -195,19 +195,19 @@ class Deepspeed(Stepping):
         Raises `MisuseError` with ``create_graph`` unless ``inputs`` are given: gradients of weights have no graph.
         """
         if create_graph:
-            if inputs is None and self._zeros:
+            if inputs is None and self._engines:
                 raise MisuseError(NO_GRAPH)
-            self.keep_graph()
-        zeros = list(self._zeros.values())
+            self.check_graph_can_be_kept()
+        engines = list(self._engines.values())
         self._other_gradients.are_averaged = False
-        for zero in zeros:
-            zero.begin_backward()
+        for engine in engines:
+            engine.begin_backward()
         with ExitStack() as stack:
-            for zero in zeros:
-                stack.enter_context(zero.passes.running())
+            for engine in engines:
+                stack.enter_context(engine.passes.running())
             self._run_backward(self.precision.scale(loss), retain_graph, create_graph, inputs)
-        for zero, is_reached in zip(zeros, self._reached(zeros), strict=True):
-            zero.end_backward(is_reached=is_reached)
+        for engine, is_reached in zip(engines, self._reached(engines), strict=True):
+            engine.end_backward(is_reached=is_reached)
 
     def _run_backward(
         self, loss: Tensor, retain_graph: bool | None, create_graph: bool, inputs: Sequence[Tensor] | None
@@ -220,61 +220,61 @@ class Deepspeed(Stepping):
             raise
         self._has_retained |= bool(retain_graph)
 
-    def _reached(self, zeros: list[ZeroModel]) -> list[bool]:
-        """Return which models have new gradients on any rank; only one of several may be without."""
-        if len(zeros) == 1:
+    def _reached(self, engines: list[ZeroModel]) -> list[bool]:
+        """Return for each engine whether any rank has new gradients; with one engine that is certain."""
+        if len(engines) == 1:
             return [True]
-        own = torch.tensor([float(zero.is_reached) for zero in zeros], device=self._device)
+        own = torch.tensor([float(engine.is_reached) for engine in engines], device=self._device)
         return [bool(flag) for flag in self._comm.all_reduce(own, "max").tolist()]
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that are not averaged yet, and multiply all by ``factor``."""
-        for zero in self._zeros_of(bundle):
-            zero.finish_gradients(factor)
+        for engine in self._engines_of(bundle):
+            engine.finish_gradients(factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Drop the gradients of the bundle's optimizers."""
-        for zero in self._zeros_of(bundle):
-            zero.drop_gradients()
+        for engine in self._engines_of(bundle):
+            engine.drop_gradients()
 
     def zero_gradients(self, bundle: Bundle) -> None:
         """Set the gradients of the bundle's optimizers to zero."""
-        for zero in self._zeros_of(bundle):
-            zero.zero_gradients()
+        for engine in self._engines_of(bundle):
+            engine.zero_gradients()
 
     @property
     def has_gradients(self) -> bool:
         """Whether there are gradients."""
-        return any(zero.has_gradients for zero in self._zeros.values())
+        return any(engine.has_gradients for engine in self._engines.values())
 
     @property
     def has_incomplete_gradients(self) -> bool:
-        """Whether there are gradients that are not completed."""
-        return any(zero.has_incomplete_gradients for zero in self._zeros.values())
+        """Whether there are gradients that are not averaged yet."""
+        return any(engine.has_incomplete_gradients for engine in self._engines.values())
 
-    def keep_gradients(self) -> None:
-        """Apply what code has written into gradients, which are read and replaced between cells."""
+    def apply_gradient_writes(self) -> None:
+        """Write changes that code has made to gathered gradients into the shards; every rank must call."""
         self._average_others()
-        for zero in self._zeros.values():
-            zero.keep_gradients()
+        for engine in self._engines.values():
+            engine.apply_gradient_writes()
 
     def _average_others(self) -> None:
         """Average the gradients of parameters that no optimizer steps; every rank must call."""
         self._other_gradients.average(self._comm, self._others())
 
     def _others(self) -> list[nn.Parameter]:
-        """Return the parameters of models that no optimizer steps, but that have gradients."""
-        known = [value for model in self._prepared.values() for value in model.parameters() if value.requires_grad]
-        stepped = {id(value) for value in known for zero in self._zeros.values() if zero.steps(value)}
-        return list({id(value): value for value in known if id(value) not in stepped}.values())
+        """Return the parameters of models that no optimizer steps, but that require gradients."""
+        parameters = [value for model in self._prepared.values() for value in model.parameters() if value.requires_grad]
+        stepped = {id(value) for value in parameters for engine in self._engines.values() if engine.steps(value)}
+        return list({id(value): value for value in parameters if id(value) not in stepped}.values())
 
     def is_gathered(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter that stage 3 holds whole for a pass, or that is stepped as a copy."""
-        return any(zero.must_count_writes(tensor) for zero in self._zeros.values())
+        return any(engine.must_count_writes(tensor) for engine in self._engines.values())
 
-    def keep_graph(self) -> None:
+    def check_graph_can_be_kept(self) -> None:
         """Raise `MisuseError` in stage 3, whose graph has parameters that are empty again after the forward pass."""
-        if self.options.zero_stage == 3 and self._zeros:
+        if self.options.zero_stage == 3 and self._engines:
             raise MisuseError(
                 "gradients of gradients need the parameters after the forward pass, when ZeRO stage 3 has released "
                 "them: train with --zero-stage 2, or with --strategy fsdp"
@@ -282,25 +282,25 @@ class Deepspeed(Stepping):
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the whole gradient of a parameter, gathered; changes of it have effect. Every rank must call."""
-        zero = next((zero for zero in self._zeros.values() if zero.steps(parameter)), None)
-        if zero is not None:
-            return zero.read_gradient(parameter)
+        engine = next((engine for engine in self._engines.values() if engine.steps(parameter)), None)
+        if engine is not None:
+            return engine.read_gradient(parameter)
         self._average_others()
         return parameter.grad
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
         """Replace the whole gradient of a parameter, or drop it."""
-        zero = next((zero for zero in self._zeros.values() if zero.steps(parameter)), None)
-        if zero is not None:
-            zero.write_gradient(parameter, value)
+        engine = next((engine for engine in self._engines.values() if engine.steps(parameter)), None)
+        if engine is not None:
+            engine.write_gradient(parameter, value)
         else:
             parameter.grad = value
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the loss scale, once per step, and report an overflow to all ranks."""
-        zero = self._zeros.get(id(optimizer))
-        if zero is not None and self.precision.policy.loss_scaling and zero.has_gradients:
-            scaled = self._scaled.setdefault(id(optimizer), _Scaled(zero))
+        engine = self._engines.get(id(optimizer))
+        if engine is not None and self.precision.policy.loss_scaling and engine.has_gradients:
+            scaled = self._scaled.setdefault(id(optimizer), _OptimizerForScaler(engine))
             scaled.share_overflow(self._comm, self._device)
             self.precision.unscale_(scaled)
 
@@ -308,7 +308,7 @@ class Deepspeed(Stepping):
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Clip to ``max_norm`` and return the norm over all shards before clipping; one collective of one number."""
+        """Clip to ``max_norm`` and return the norm over all shards before clipping."""
         others = self._other_chosen(parameters)
         chosen = list(self._chosen(bundle, parameters))
         own = torch.zeros((), device=self._device)
@@ -332,36 +332,36 @@ class Deepspeed(Stepping):
 
     def step(self, optimizer: Optimizer) -> StepOutcome:
         """Step this rank's shard of the parameters, and gather the result if weights are not sharded."""
-        zero = self._zeros.get(id(optimizer))
-        if zero is None:
+        engine = self._engines.get(id(optimizer))
+        if engine is None:
             return super().step(optimizer)
-        if not self.precision.policy.loss_scaling or not zero.has_gradients:
+        if not self.precision.policy.loss_scaling or not engine.has_gradients:
             optimizer.step()
-            return "skipped" if zero.has_overflowed else "ran"
+            return "skipped" if engine.has_overflowed else "ran"
         self.unscale(optimizer)
         scaled = self._scaled[id(optimizer)]
-        ran = self.precision.step(scaled) and not zero.has_overflowed
+        ran = self.precision.step(scaled) and not engine.has_overflowed
         if not ran:
-            zero.drop_gradients()
+            engine.drop_gradients()
         return "ran" if ran else "skipped"
 
     def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
         """Call ``step``, with its hooks and its closure, and step this rank's shard in place of the parameters."""
-        zero = self._zeros.get(id(optimizer))
-        if zero is None:
+        engine = self._engines.get(id(optimizer))
+        if engine is None:
             return step()
-        with stepping_instead(optimizer, zero.step):
+        with stepping_instead(optimizer, engine.step):
             return step()
 
-    def share_state(self) -> None:
-        """Copy what was written into values of state dicts into the weights; every rank must call."""
-        for zero in self._zeros.values():
-            zero.store_written()
+    def complete_state(self) -> None:
+        """Copy into the weights what code has written into tensors of state dicts; every rank must call."""
+        for engine in self._engines.values():
+            engine.store_written()
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state; of each sharded tensor this rank's rows, as a `Slice`."""
-        for zero in self._zeros_of(bundle):
-            zero.reload_changed_weights()
+        for engine in self._engines_of(bundle):
+            engine.reload_changed_weights()
         weights = [model.state_dict(keep_vars=True) for model in bundle.models]
         with sharded.no_collective_reads():
             optimizers = [optimizer.state_dict() for optimizer in bundle.optimizers]
@@ -384,26 +384,26 @@ class Deepspeed(Stepping):
             extra = {name: materialize(value) for name, value in values.items() if name not in named}
             if extra:
                 plain_class(model).load_state_dict(model, extra, strict=False)
-        for zero in self._zeros_of(bundle):
-            zero.reload_changed_weights()
+        for engine in self._engines_of(bundle):
+            engine.reload_changed_weights()
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
             rest = materialize({key: value for key, value in values.items() if key != "state"})
-            zero = self._zeros.get(id(optimizer))
-            if zero is None:
+            engine = self._engines.get(id(optimizer))
+            if engine is None:
                 own = materialize(values["state"])
                 optimizer.load_state_dict(copy_state({**rest, "state": own}))
                 continue
             optimizer.load_state_dict(copy_state({**rest, "state": {}}))
             parameters = stepped_parameters(optimizer)
-            zero.load_optimizer({parameters[key]: kept for key, kept in values["state"].items()}, self._whole)
+            engine.load_optimizer({parameters[key]: kept for key, kept in values["state"].items()}, self._whole)
         for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(copy_state(materialize(values)))
         self.precision.load_state_dict(state["precision"])
 
-    def hidden_bytes(self) -> tuple[int, int]:
+    def bytes_outside_of_grad(self) -> tuple[int, int]:
         """Return the bytes of this rank's gradients, and of the copies of weights that it steps."""
-        zeros = self._zeros.values()
-        return sum(zero.gradient_bytes for zero in zeros), sum(zero.master_bytes for zero in zeros)
+        engines = self._engines.values()
+        return sum(engine.gradient_bytes for engine in engines), sum(engine.master_bytes for engine in engines)
 
     def describe(self) -> dict[str, Any]:
         """Return the stage, and the options that differ from their defaults."""
@@ -411,7 +411,7 @@ class Deepspeed(Stepping):
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the configuration of each DeepSpeed engine."""
-        return [zero.settings for zero in self._zeros.values()]
+        return [engine.settings for engine in self._engines.values()]
 
     def close(self) -> None:
         """Restore every model."""
@@ -432,18 +432,20 @@ class Deepspeed(Stepping):
     def _adapt(self, model: nn.Module) -> None:
         """Override the methods of a model that its engine changes, and set the run's precision."""
         _restore_plain_class(model)
-        zero = next((zero for zero in self._zeros.values() if any(model is wrapped for wrapped in zero.models)), None)
-        if zero is not None:  # all engines of one model need the same methods
-            patch_instance(model, _methods_over(plain_class(model), zero))
+        engine = next(
+            (engine for engine in self._engines.values() if any(model is wrapped for wrapped in engine.models)), None
+        )
+        if engine is not None:  # all engines of one model need the same methods
+            patch_instance(model, _methods_over(plain_class(model), engine))
         if self.precision.policy.compute is not None:
             replace_forward(model, forward_in_precision(model, self.precision))
 
-    def _undivided(self) -> list[Optimizer]:
+    def _unsharded(self) -> list[Optimizer]:
         """Return the optimizers that have no engine, since none of their models is prepared yet."""
         living = [optimizer for held in self._optimizers.values() if (optimizer := held()) is not None]
-        return [optimizer for optimizer in living if id(optimizer) not in self._zeros]
+        return [optimizer for optimizer in living if id(optimizer) not in self._engines]
 
-    def _divide(self, optimizer: Optimizer) -> None:
+    def _shard(self, optimizer: Optimizer) -> None:
         models, owned = models_stepped_by(optimizer, self._prepared.values())
         if not models:
             return
@@ -455,27 +457,30 @@ class Deepspeed(Stepping):
         count = sum(value.numel() for key, value in trained.items() if key in owned)
         settings = settings_for(self.options, count, pins_memory=device_type(self._device).pins_memory)
         fillings = [self._fillings.pop(id(model)) for model in models if id(model) in self._fillings]
-        memory = memory_of(value for model in models for value in model.parameters())
-        zero = self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
+        old_storages = storages_of(value for model in models for value in model.parameters())
+        engine = self._engines[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
         for model in models:
             self._adapt(model)
-        self._on_replaced({}, without_layouts(memory) if zero.divides_weights else moved_from(memory))
+        # No parameter is another object; their data is now in other storages.
+        self._on_replaced(
+            {}, storages_without_layouts(old_storages) if engine.shards_weights else replaced_storages(old_storages)
+        )
 
-    def _zeros_of(self, bundle: Bundle) -> Iterator[ZeroModel]:
+    def _engines_of(self, bundle: Bundle) -> Iterator[ZeroModel]:
         for optimizer in bundle.optimizers:
-            zero = self._zeros.get(id(optimizer))
-            if zero is not None:
-                yield zero
+            engine = self._engines.get(id(optimizer))
+            if engine is not None:
+                yield engine
 
     def _chosen(self, bundle: Bundle, parameters: Iterable[Tensor] | None) -> Iterator[Tensor]:
         """Yield this rank's shard of the gradient of each of ``parameters``; None means all."""
         wanted = None if parameters is None else {id(value) for value in parameters}
         for optimizer in bundle.optimizers:
-            zero = self._zeros.get(id(optimizer))
-            if zero is None:
+            engine = self._engines.get(id(optimizer))
+            if engine is None:
                 continue
             self.unscale(optimizer)
-            for parameter, gradient in zero.gradients():
+            for parameter, gradient in engine.gradients():
                 if gradient.numel() and (wanted is None or id(parameter) in wanted):
                     yield gradient
 
@@ -515,17 +520,17 @@ class Deepspeed(Stepping):
         return map_state(slice_leaf, state)
 
 
-class _Scaled:
+class _OptimizerForScaler:
     """A sharded optimizer for torch's gradient scaler: this rank's gradients, and whether any rank's overflowed."""
 
-    def __init__(self, zero: ZeroModel) -> None:
-        self._zero = zero
+    def __init__(self, engine: ZeroModel) -> None:
+        self._engine = engine
         self._found = torch.zeros(1, device="cpu")
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """One group of tensors whose ``grad`` is this rank's gradients."""
-        return [{"params": [_holding(value) for value in (self._found, *self._gradients())]}]
+        return [{"params": [_with_grad(value) for value in (self._found, *self._gradients())]}]
 
     def share_overflow(self, comm: Communicator, device: torch.device) -> None:
         """Record whether any rank has an infinite or NaN gradient; every rank must call."""
@@ -535,10 +540,10 @@ class _Scaled:
 
     def step(self) -> None:
         """Step the optimizer; the scaler calls it if no gradient overflowed."""
-        self._zero.optimizer.step()
+        self._engine.optimizer.step()
 
     def _gradients(self) -> Iterator[Tensor]:
-        return (value for _, value in self._zero.gradients() if value.numel())
+        return (value for _, value in self._engine.gradients() if value.numel())
 
 
 _RELEASED = (
@@ -547,7 +552,7 @@ _RELEASED = (
 )
 
 
-def _holding(gradient: Tensor) -> Tensor:
+def _with_grad(gradient: Tensor) -> Tensor:
     holder = gradient.detach()
     holder.grad = gradient
     return holder
@@ -570,7 +575,7 @@ def _separate(model: nn.Module, state: dict[str, Any]) -> None:
             state[name] = copies[id(value)]
 
 
-def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
+def _methods_over(plain: Any, engine: ZeroModel) -> dict[str, Callable[..., Any]]:
     """Return the methods of a sharded module that differ from those of its plain class."""
 
     def state_dict(self: Any, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
@@ -578,26 +583,26 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
 
         Between steps a sharded parameter is empty, and would be saved empty. ``keep_vars`` returns them unchanged.
         """
-        zero.store_written()
+        engine.store_written()
         state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
             if sharded.is_sharded(value) and not keep_vars:
                 state[name] = sharded.full_tensor(value)
-                zero.states.add(value, state[name])
+                engine.states.add(value, state[name])
         caller = sys._getframe(1).f_globals.get("__name__")
-        if destination is None and not keep_vars and not zero.divides_weights and is_of_other_library(caller):
+        if destination is None and not keep_vars and not engine.shards_weights and is_of_other_library(caller):
             _separate(self, state)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load full tensors; each rank uses its shard."""
         if assign:
-            raise MisuseError("a divided model cannot be given other tensors: load_state_dict without assign=True")
-        with zero.whole():
+            raise MisuseError("load_state_dict(assign=True) would replace sharded parameters: call it without assign")
+        with engine.whole():
             return plain.load_state_dict(self, state_dict, strict)
 
     def __deepcopy__(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        memo[id(self)] = copied = copy.deepcopy(zero.copy_of(self, is_whole=True), memo)
+        memo[id(self)] = copied = copy.deepcopy(engine.copy_of(self, is_whole=True), memo)
         return copied
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -606,16 +611,16 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
                 f"torch.func transforms a call of a {plain.__name__}, in which ZeRO stage 3 cannot gather parameters: "
                 "train with --zero-stage 2, or with --strategy fsdp"
             )
-        zero.reload_changed_weights()  # so that values written into weights take effect before the forward pass
-        with zero.passes.running(), zero.without_writes():
+        engine.reload_changed_weights()  # so that values written into weights take effect before the forward pass
+        with engine.passes.running(), engine.without_writes():
             return plain.__call__(self, *args, **kwargs)
 
-    more = {"__call__": __call__} if zero.divides_weights else {}
+    more = {"__call__": __call__} if engine.shards_weights else {}
     return {
         **more,
-        "__reduce_ex__": lambda self, protocol: zero.copy_of(self, is_whole=True).__reduce_ex__(protocol),
-        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(zero.copy_of(self).__reduce_ex__(protocol)),
-        "__copy__": lambda self: zero.copy_of(self, is_whole=True),
+        "__reduce_ex__": lambda self, protocol: engine.copy_of(self, is_whole=True).__reduce_ex__(protocol),
+        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(engine.copy_of(self).__reduce_ex__(protocol)),
+        "__copy__": lambda self: engine.copy_of(self, is_whole=True),
         "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,

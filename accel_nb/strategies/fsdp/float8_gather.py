@@ -96,7 +96,7 @@ class Float8Gather:
                 out._scale = scales[0]
                 return None
             gathered = outputs[0].view(casting.dtype)
-            return casting.whole(gathered, scales[0], dtype), (gathered,)
+            return casting.to_float8_tensor(gathered, scales[0], dtype), (gathered,)
 
         held = param._sharded_local_tensor
         held.fsdp_pre_all_gather = fsdp_pre_all_gather

@@ -618,7 +618,7 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load full tensors; each rank uses its shard."""
         if assign:
-            raise MisuseError("a sharded model cannot be given other tensors: load_state_dict without assign=True")
+            raise MisuseError("load_state_dict(assign=True) would replace sharded parameters: call it without assign")
         return plain.load_state_dict(self, divided_state(self, state_dict), strict)
 
     return {

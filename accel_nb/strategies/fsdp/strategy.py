@@ -320,7 +320,7 @@ class Fsdp(Stepping):
         if create_graph:
             if inputs is None and self._models:
                 raise MisuseError(NO_GRAPH)
-            self.keep_graph()
+            self.check_graph_can_be_kept()
         for wrapped in self._models.values():
             written = wrapped.find_lost_write()
             if written is not None:
@@ -397,7 +397,7 @@ class Fsdp(Stepping):
             gathered=gathered,
         )
 
-    def keep_graph(self) -> None:
+    def check_graph_can_be_kept(self) -> None:
         """Keep the gathered parameters until the next step: the graph references them, and not the shards."""
         for wrapped in self._models.values():
             wrapped.keep_gathered()
@@ -443,7 +443,7 @@ class Fsdp(Stepping):
         """Call ``step``, on this rank's shards as plain tensors where that has the same result."""
         return step() if has_closure else step_on_shards(optimizer, step)
 
-    def share_state(self) -> None:
+    def complete_state(self) -> None:
         """Add what only ranks of other stages have: buffers, and optimizer states without values; every rank calls."""
         for wrapped in self._models.values():
             if wrapped.pipeline is not None:

@@ -252,7 +252,7 @@ class Pipeline:
         remaining = iter(outputs)
         return map_tensors(lambda _: next(remaining), kind.output)
 
-    def specs_of_part(self, call: ModelCall, size: int) -> list[tuple[TensorSpec | None, TensorSpec | None]]:
+    def specs_of_micro_batch(self, call: ModelCall, size: int) -> list[tuple[TensorSpec | None, TensorSpec | None]]:
         """Compute the first ``size`` rows of a batch without gradients.
 
         Return shape and dtype of the tensors that each of this rank's stages receives and sends.
@@ -420,7 +420,7 @@ class Pipeline:
                 key = stage.number, index
                 own_args, own_kwargs = rows_of((args, kwargs), num_rows, start, size)
                 start += size
-                taken = StageInput(exchange, stage.source, None if specs is None else specs.received[key])
+                taken = StageInput(exchange, stage.previous_rank, None if specs is None else specs.received[key])
                 tensors: list[Tensor] = []
                 try:
                     tensors = list(find_tensors(self.run_stage(stage, taken.receive, own_args, own_kwargs)))
@@ -432,17 +432,17 @@ class Pipeline:
                 made.received[key] = taken.tensor
                 made.sent[key] = tensors
                 found.received[key] = taken.spec
-                if stage.target is None:
+                if stage.next_rank is None:
                     continue
                 output = tensors[0] if tensors else None
                 spec = None if output is None else (tuple(output.shape), output.dtype)
                 if specs is None:
-                    waits.append(exchange.send_spec(output, stage.target))
+                    waits.append(exchange.send_spec(output, stage.next_rank))
                     found.sent[key] = spec
                 elif output is None or specs.sent[key] != spec:
                     raise MisuseError(f"a block of {self._kind} returned a tensor of another shape: train with --pp 1")
                 if output is not None:
-                    waits.append(exchange.send(output, stage.target))
+                    waits.append(exchange.send(output, stage.next_rank))
         for wait in waits:
             wait()
         if has_failed or not exchange.is_last:
@@ -476,7 +476,7 @@ class Pipeline:
         return gradient / self.exchange.num_ranks if self.is_backward_outside_model else gradient
 
     @contextmanager
-    def collect_scalars(self) -> Iterator[None]:
+    def collect_scalar_gradients(self) -> Iterator[None]:
         """Move the gradients of scalars that backward passes in the with statement compute into ``collected``."""
         before = [(value, value.grad) for value in self._scalars]
         for value in self._scalars:
@@ -510,20 +510,20 @@ class Pipeline:
         made.is_done = True
         exchange, waits = self.exchange, []
         self._keep_gathered(True)
-        with self._computing_stages(), self.collect_scalars():
+        with self._computing_stages(), self.collect_scalar_gradients():
             for stage in reversed(self.stages):
                 start = 0
                 for index, size in enumerate(made.sizes):
                     computed = made.sent.pop((stage.number, index))
                     received = made.received.pop((stage.number, index))
                     own: list[Tensor | None]
-                    if stage.target is None:
+                    if stage.next_rank is None:
                         is_whole = len(made.sizes) == 1
                         own = [
                             value if is_whole or value is None else value.narrow(0, start, size) for value in gradients
                         ]
                     else:
-                        own = [exchange.receive((tuple(computed[0].shape), computed[0].dtype), stage.target)]
+                        own = [exchange.receive((tuple(computed[0].shape), computed[0].dtype), stage.next_rank)]
                     start += size
                     pairs = [
                         (value, gradient)
@@ -534,9 +534,9 @@ class Pipeline:
                         self._keep_gathered(False)
                     if pairs:
                         torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
-                    if received is not None and stage.source is not None:
+                    if received is not None and stage.previous_rank is not None:
                         sent = torch.zeros_like(received) if received.grad is None else received.grad
-                        waits.append((exchange.send(sent, stage.source), sent))
+                        waits.append((exchange.send(sent, stage.previous_rank), sent))
             for wait, _ in waits:
                 wait()
         found = [torch.zeros_like(value) if value.grad is None else value.grad for value in made.inputs]

@@ -1,7 +1,8 @@
 """Training steps of a model in stages by the schedules of `torch.distributed.pipelining`.
 
 A schedule computes forward and backward passes of micro-batches in an order of its own: 1F1B keeps the activations of
-fewer micro-batches than GPipe, interleaved and zero-bubble schedules wait less. So it needs the loss function. Sources:
+fewer micro-batches than GPipe, interleaved and zero-bubble schedules wait less. It needs the loss function, since it
+computes the backward pass of one micro-batch before the forward passes of others. Sources:
 https://arxiv.org/abs/2104.04473 (1F1B, interleaved), https://arxiv.org/abs/2401.10241 (zero bubble).
 """
 
@@ -52,7 +53,10 @@ _LOSS_DTYPE = torch.float32
 
 @dataclass
 class _Step:
-    """One training step: the call of the model, and the losses and outputs of micro-batches on the last rank."""
+    """One training step: the call of the model, and the losses and outputs of micro-batches on the last rank.
+
+    ``size`` is the number of rows of a micro-batch, and ``scale`` the factor of its loss.
+    """
 
     call: ModelCall
     size: int
@@ -67,7 +71,7 @@ class _Step:
 class TrainingSchedule:
     """Trains a model in stages by a schedule. All ranks of a replica of the model must make the same calls.
 
-    ``loss_fn`` takes the model's output, and the target if there is one; ``weigh(loss, num_rows)`` returns the
+    ``loss_fn`` takes the model's output, and the target if there is one; ``loss_weight(loss, num_rows)`` returns the
     total weight of a loss, or None if that is the number of rows. ``cast`` converts the model's output as its forward
     does outside of the schedule; ``gathered`` is the context of a step, in which parameters stay gathered.
     """
@@ -78,12 +82,12 @@ class TrainingSchedule:
         pipeline: Pipeline,
         name: ScheduleName,
         loss_fn: Callable[..., Tensor],
-        weigh: Callable[[Tensor, int], Tensor | None],
+        loss_weight: Callable[[Tensor, int], Tensor | None],
         *,
         cast: Callable[[Any], Any],
         gathered: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._model, self._pipeline, self._loss_fn, self._weigh = model, pipeline, loss_fn, weigh
+        self._model, self._pipeline, self._loss_fn, self._loss_weight = model, pipeline, loss_fn, loss_weight
         self._name: ScheduleName = name
         self._cast, self._gathered = cast, gathered
         self._class = _SCHEDULES[name, len(pipeline.stages) > 1]
@@ -100,22 +104,23 @@ class TrainingSchedule:
         scale: Callable[[], float | Tensor],
         *,
         is_sum: bool,
-        holds_everywhere: Callable[[bool], bool],
+        holds_on_all_ranks: Callable[[bool], bool],
     ) -> ScheduledLoss | None:
         """Compute the gradients of the loss times ``scale()``, and return the loss of the batch on every rank.
 
         The loss is the mean over micro-batches, or the sum if ``is_sum``. Returns None, and has computed nothing, for a
         batch that cannot be divided into equal micro-batches on every rank: ranks of one replica that use the schedule
-        and of another that do not would call different collectives. Raises `MisuseError` on every rank of a replica if
-        the loss is not that of its whole batch.
+        and of another that do not would call different collectives. ``holds_on_all_ranks`` returns whether a condition
+        is true on every rank. Raises `MisuseError` on every rank of a replica if the loss is not that of its whole
+        batch: checked by weights in each step, and by value in steps 1, 2, 4, 8 and so on.
         """
         found: ScheduledLoss | None = None
 
         def compute(call: ModelCall) -> None:
             nonlocal found
-            number = self._count(call)
-            if holds_everywhere(number is not None):
-                assert number is not None, "it holds here too"
+            number = self._choose_num_micro_batches(call)
+            if holds_on_all_ranks(number is not None):
+                assert number is not None, "what holds on all ranks holds on this one"
                 _check_target(target, call.num_rows)
                 found = self._run(call, number, target, scale(), is_sum)
 
@@ -138,7 +143,7 @@ class TrainingSchedule:
 
         args, kwargs, target = rows_of((call.args, call.kwargs, step.target), call.num_rows, start, step.size)
         output = self._pipeline.run_stage(stage, receive, args, kwargs)
-        if stage.target is not None:
+        if stage.next_rank is not None:
             # Stages send contiguous tensors, and zero bubble detaches them in place, which no view can be.
             return output.clone(memory_format=torch.contiguous_format)
         with torch.autocast(self._pipeline.device.type, enabled=False):
@@ -149,7 +154,7 @@ class TrainingSchedule:
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise MisuseError("loss_fn must return the loss as a tensor of one value")
             step.losses[index] = loss.detach()
-            step.weights[index] = self._weigh(loss, step.size)
+            step.weights[index] = self._loss_weight(loss, step.size)
             # The dtype that `_build` declares, whatever the loss has: PyTorch up to 2.11 raises where they differ. Of
             # this tensor a schedule uses only the gradient, which is 1.
             return (loss * step.scale).reshape(1).to(_LOSS_DTYPE)
@@ -164,7 +169,7 @@ class TrainingSchedule:
             if value.requires_grad and not name.startswith(others):
                 yield value
 
-    def _count(self, call: ModelCall) -> int | None:
+    def _choose_num_micro_batches(self, call: ModelCall) -> int | None:
         """Return the number of micro-batches: the largest possible that divides the batch; None if there is none."""
         if not call.kind.is_in_micro_batches or any(value.requires_grad for value in call.tensors):
             return None
@@ -184,7 +189,7 @@ class TrainingSchedule:
         self._step = step = _Step(call, size, target, step_scale, keeps_outputs, {}, {}, {})
         index = torch.arange(number, device="cpu")
         try:
-            with self._gathered(), pipeline.own_random_numbers(call.kind), pipeline.collect_scalars():
+            with self._gathered(), pipeline.own_random_numbers(call.kind), pipeline.collect_scalar_gradients():
                 self._schedule_for(call, number, size).step(index=index, target=index)
             return self._loss(step, number, is_sum)
         finally:
@@ -193,25 +198,25 @@ class TrainingSchedule:
     def _loss(self, step: _Step, number: int, is_sum: bool) -> ScheduledLoss:
         """Return the loss of the batch; raise `MisuseError` on every rank if those of micro-batches do not give it."""
         exchange = self._pipeline.exchange
-        facts = torch.zeros(3, dtype=torch.float64, device=self._pipeline.device)
+        summary = torch.zeros(3, dtype=torch.float64, device=self._pipeline.device)
         if exchange.is_last:
             losses = [step.losses[index] for index in range(number)]
             loss = torch.stack([value.reshape(()) for value in losses]).sum()
             loss = loss if is_sum else loss / number
-            facts[0] = loss
+            summary[0] = loss
             has_one_weight = is_sum or _are_equal(list(step.weights.values()))
-            facts[1] = 0.0 if has_one_weight and self._is_of_whole_batch(step, number, loss) else 1.0
+            summary[1] = 0.0 if has_one_weight and self._is_of_whole_batch(step, number, loss) else 1.0
             weight = step.weights[0]
-            facts[2] = 1.0 if weight is None else float(weight) / step.size
-        exchange.comm.broadcast(facts, exchange.num_ranks - 1)
-        if facts[1]:
+            summary[2] = 1.0 if weight is None else float(weight) / step.size
+        exchange.comm.broadcast(summary, exchange.num_ranks - 1)
+        if summary[1]:
             what = "the sum" if is_sum else "the mean"
             raise MisuseError(
                 f"the loss of a batch is not {what} of the losses of its micro-batches, so a schedule cannot compute "
                 "it: for a mean over tokens return their sum in loss_fn and pass weight=number of tokens to step; "
                 "otherwise compute the loss of the model's output, and call accelerator.backward(loss)"
             )
-        return ScheduledLoss(facts[0], float(facts[2]))
+        return ScheduledLoss(summary[0], float(summary[2]))
 
     def _is_of_whole_batch(self, step: _Step, number: int, loss: Tensor) -> bool:
         if not step.keeps_outputs:
@@ -239,7 +244,7 @@ class TrainingSchedule:
         problem = why_no_stages(pipeline.exchange.num_ranks, number, dist.get_backend())  # pyright: ignore[reportPrivateImportUsage]
         if problem is not None:
             raise MisuseError(problem)
-        specs = pipeline.specs_of_part(call, size)
+        specs = pipeline.specs_of_micro_batch(call, size)
         total = len(pipeline.plan.starts)
         stages = [
             PipelineStage(
@@ -300,5 +305,5 @@ class _StageModule(nn.Module):
         return self._schedule.compute_stage(self.stage, int(index), received)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield the trained parameters of this stage, of which schedules compute gradients apart from activations."""
+        """Yield the trained parameters of this stage, whose gradients schedules compute apart from those of inputs."""
         return self._schedule.own_parameters(self.stage)

@@ -20,8 +20,8 @@ class Stage:
 
     number: int
     blocks: range
-    source: int | None
-    target: int | None
+    previous_rank: int | None
+    next_rank: int | None
 
 
 class StageEndedError(BaseException):
@@ -46,14 +46,14 @@ class StageRun:
         stage = self._stage
         if number not in stage.blocks:
             return chain_input(args, kwargs)
-        if number == stage.blocks.start and stage.source is not None:
+        if number == stage.blocks.start and stage.previous_rank is not None:
             args, kwargs = with_chain_input(args, kwargs, self._receive())
         output = compute(*args, **kwargs)
         if not isinstance(output, Tensor):
             raise MisuseError(
                 f"a block returns a {type(output).__name__}, and stages exchange one tensor: train with --pp 1"
             )
-        if number == stage.blocks.stop - 1 and stage.target is not None:
+        if number == stage.blocks.stop - 1 and stage.next_rank is not None:
             raise StageEndedError(output)
         return output
 

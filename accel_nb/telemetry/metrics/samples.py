@@ -1,4 +1,4 @@
-"""Definitions of the exported metrics, and the samples of an event. Independent of monitoring systems and of torch."""
+"""Definitions of the exported metrics, and their values in an event. Independent of monitoring systems and of torch."""
 
 from __future__ import annotations
 
@@ -33,14 +33,23 @@ class Metric:
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        "accel_nb_steps": Metric("counter", "Optimizer steps that were taken."),
-        "accel_nb_skipped_steps": Metric("counter", "Optimizer steps that were skipped: gradients overflowed."),
+        "accel_nb_steps": Metric(
+            "counter", "Reports without a skipped step: one for each optimizer step, or for each reporting interval."
+        ),
+        "accel_nb_skipped_steps": Metric("counter", "Reports with a skipped step: gradients overflowed."),
         "accel_nb_samples": Metric("counter", "Samples that were trained on."),
-        "accel_nb_step_time_seconds": Metric("histogram", "Time between two optimizer steps.", unit="s"),
-        "accel_nb_step": Metric("gauge", "Number of the newest optimizer step."),
-        "accel_nb_loss": Metric("gauge", "Loss of the newest step, the mean over the rank's samples."),
-        "accel_nb_learning_rate": Metric("gauge", "Learning rate of the newest step."),
-        "accel_nb_time_seconds": Metric("counter", "Time of the rank's training thread by use.", ("rank", "kind"), "s"),
+        "accel_nb_step_time_seconds": Metric(
+            "histogram", "Time of an optimizer step, the mean over the reporting interval.", unit="s"
+        ),
+        "accel_nb_step": Metric("gauge", "Number of the newest reported optimizer step."),
+        "accel_nb_loss": Metric("gauge", "Loss of the newest report, the mean over the rank's samples."),
+        "accel_nb_learning_rate": Metric("gauge", "Learning rate of the newest reported step."),
+        "accel_nb_time_seconds": Metric(
+            "counter",
+            "Time of the rank's training thread by use (blocked: for other ranks; queued: for a free processor).",
+            ("rank", "kind"),
+            "s",
+        ),
         "accel_nb_device_load": Metric("gauge", "What a sensor of the rank's device measures.", ("rank", "sensor")),
         "accel_nb_memory_bytes": Metric("gauge", "Memory of the rank's device by use.", ("rank", "kind"), "By"),
         "accel_nb_logged": Metric("gauge", "Newest value that the cell logged by name.", ("rank", "name")),
@@ -52,8 +61,10 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "accel_nb_checkpoints": Metric("counter", "Checkpoints that are complete.", ()),
         "accel_nb_checkpoint_step": Metric("gauge", "Step of the newest checkpoint.", ()),
         "accel_nb_checkpoint_bytes": Metric("gauge", "Size of the newest checkpoint.", (), "By"),
-        "accel_nb_checkpoint_stall_seconds": Metric("gauge", "Time for which it blocked the training.", (), "s"),
-        "accel_nb_checkpoint_write_seconds": Metric("gauge", "Time until it was durable.", (), "s"),
+        "accel_nb_checkpoint_stall_seconds": Metric(
+            "gauge", "Time for which the newest checkpoint blocked the training.", (), "s"
+        ),
+        "accel_nb_checkpoint_write_seconds": Metric("gauge", "Time until the newest checkpoint was durable.", (), "s"),
     }
 )
 
@@ -75,7 +86,7 @@ _MEMORY = ("parameters", "gradients", "optimizer", "other", "cached", "free")
 
 
 def samples_of(event: Event) -> Iterator[Sample]:
-    """Yield the samples of one event."""
+    """Yield the metric values of one event."""
     rank = (str(event.rank),)
     match event:
         case StepDone():

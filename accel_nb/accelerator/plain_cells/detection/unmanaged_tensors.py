@@ -19,7 +19,7 @@ _MAX_LEAVES = 1000
 
 
 class UnmanagedTensors:
-    """Searches a cell for such tensors, once for each location where a loop starts."""
+    """Searches a cell for trained tensors in no module, once for each location where a loop starts."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -44,9 +44,10 @@ class UnmanagedTensors:
         self._names = tuple(names)
 
     def are_trained(self) -> bool:
-        """Return whether the cell trains tensors that are in no module, whose gradients are not averaged.
+        """Return whether the cell trains tensors that are in no module, and warn of them.
 
-        Called when a loop starts, so that tensors that are made inside of the loop are not found.
+        Their gradients are not averaged. Called when a loop starts, so that tensors that are made inside of the loop
+        are not found.
         """
         if self._stepper.strategy.capabilities.shards_params:
             return False  # a list may reference parameters from before the strategy sharded them
@@ -65,7 +66,7 @@ class UnmanagedTensors:
 
 
 def find_unmanaged_names(names: Mapping[str, Any], module_parameters: Set[int]) -> list[str]:
-    """Return the sorted names of tensors that require gradients but are in no module, and of scripted models with such.
+    """Return the sorted names of tensors that require gradients but are in no module, and of ScriptModules with such.
 
     ``module_parameters`` are the ids of parameters of modules; those of modules reachable from ``names`` are added.
     """

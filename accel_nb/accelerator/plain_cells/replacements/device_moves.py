@@ -21,13 +21,13 @@ FACTORIES = (
 """The functions of torch that make tensors on a device."""
 
 METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
-"""The methods of tensors that do."""
+"""The methods of tensors that make tensors on a device."""
 
 
-def make_mover(device: torch.device) -> Callable[[Any], Any]:
+def make_device_mapping(device: torch.device) -> Callable[[Any], Any]:
     """Return a function that replaces a CUDA device, given as text, device or index, by the device of this worker."""
 
-    def move(wanted: Any) -> Any:
+    def map_device(wanted: Any) -> Any:
         kind = type(wanted)
         if kind is str:
             return device if device_type(wanted).trains_by_default else wanted
@@ -35,18 +35,18 @@ def make_mover(device: torch.device) -> Callable[[Any], Any]:
             return device if device_type(wanted).trains_by_default else wanted
         return device if kind is int else wanted
 
-    return move
+    return map_device
 
 
-def replace_to(move: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``to`` of tensors or modules that moves to the device of this worker."""
+def replace_to(map_device: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``to`` of tensors or modules in which a CUDA device stands for the device of this worker."""
 
     @functools.wraps(original)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args:
-            return original(self, move(args[0]), *args[1:], **kwargs)
+            return original(self, map_device(args[0]), *args[1:], **kwargs)
         if kwargs.get("device") is not None:
-            kwargs["device"] = move(kwargs["device"])
+            kwargs["device"] = map_device(kwargs["device"])
         return original(self, **kwargs)
 
     return to
@@ -63,21 +63,21 @@ def replace_cuda(own: torch.device, original: Callable[..., Any]) -> Callable[..
 
 
 def collect_factories() -> None:
-    """Make PyTorch collect the functions that ``with torch.device(...)`` concerns, before they are replaced.
+    """Make PyTorch collect the functions that a device context applies to, before they are replaced.
 
-    It does so once, when it first needs them, and does not recognize others afterwards.
+    It does so once, when it first needs them: functions that replace them later are not in its list.
     """
     with torch.device("cpu"):
         torch.empty(0, device="cpu")
 
 
-def replace_factory(move: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function or method that makes a tensor on the device of this worker."""
+def replace_factory(map_device: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function or method in which a CUDA ``device`` stands for the device of this worker."""
 
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
-            kwargs["device"] = move(kwargs["device"])
+            kwargs["device"] = map_device(kwargs["device"])
         return original(*args, **kwargs)
 
     return factory

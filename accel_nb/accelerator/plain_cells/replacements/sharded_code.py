@@ -27,14 +27,14 @@ def adapt_to_sharding(
     replace: Replace,
     comm: Communicator,
     mesh: Mesh,
-    keep_graph: Callable[[], object],
+    check_graph_can_be_kept: Callable[[], object],
     *,
     is_partial: bool,
 ) -> None:
     """Replace functions, so that operations on sharded tensors have the results of one device, or are refused.
 
-    ``keep_graph`` is called before gradients are computed that are differentiated again. Every rank must call, unless
-    the cell ``is_partial``.
+    ``check_graph_can_be_kept`` is called before gradients are computed that are differentiated again. Every
+    rank must call, unless the cell ``is_partial``.
     """
     problem = _IN_STAGES if mesh.pp > 1 else None
     for owner, name, make in sharded.whole_number_methods(problem):
@@ -42,7 +42,7 @@ def adapt_to_sharding(
     replace((nn.utils.stateless,), "_functional_call", _refuse_functional_call)
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         replace((Tensor,), name, _refuse_hooks)
-    replace((torch.autograd,), "grad", functools.partial(_check_gradients, keep_graph))
+    replace((torch.autograd,), "grad", functools.partial(_check_gradients, check_graph_can_be_kept))
     replace((torch.utils,), "swap_tensors", _leave_equal)
     if sharded.has_distributed_tensors():
         from accel_nb.runtime.distributed.sharded_arithmetic import ShardedArithmetic
@@ -110,12 +110,12 @@ def _refuse_hooks(original: Callable[..., Any]) -> Callable[..., Any]:
     return register
 
 
-def _check_gradients(keep_graph: Callable[[], object], original: Callable[..., Any]) -> Callable[..., Any]:
+def _check_gradients(check_graph_can_be_kept: Callable[[], object], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         names = dict(zip(("grad_outputs", "retain_graph", "create_graph"), args, strict=False)) | kwargs
         if names.get("create_graph"):
-            keep_graph()
+            check_graph_can_be_kept()
         listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)  # an iterator is read once
         parts = [number for number, value in enumerate(listed) if sharded.is_sharded(value)]
         if not parts:

@@ -67,6 +67,6 @@ class ReturnedGradients:
         self.kept[f"{path}.grad"] = f"{size_text(size)} is {'divided' if is_divided else 'large'}"
         return False
 
-    def includes_that_of(self, parameter: Any) -> bool:
+    def includes_gradient_of(self, parameter: Any) -> bool:
         """Return whether a parameter that goes back has its gradient."""
         return self.limit is not None and id(parameter) not in self._left

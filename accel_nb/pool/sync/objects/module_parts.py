@@ -46,7 +46,7 @@ class RecordedParts:
         living = [(reference(), place) for reference, place in self._places.get(path, ())]
         return {id(part): place for part, place in living if part is not None}
 
-    def find_moved(self, modules: Mapping[str, Any]) -> set[str]:
+    def find_relocated(self, modules: Mapping[str, Any]) -> set[str]:
         """Return the paths of ``modules`` with a part that was at another place then, there or in another module."""
         known = {id(part) for reference, *_ in self._parts if (part := reference()) is not None}
         found: set[str] = set()

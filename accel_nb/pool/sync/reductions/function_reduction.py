@@ -34,7 +34,7 @@ def reduce_closure_cell(cell: types.CellType) -> Any:
     """Reduce a closure cell; it is created empty and then filled, as it may contain its own function."""
     try:
         state = (cell.cell_contents,)
-    except ValueError:  # the cell is empty
+    except ValueError:  # the closure cell is empty
         state = None
     return types.CellType, (), state, None, None, _set_closure_cell
 
@@ -83,7 +83,7 @@ class NamespaceReference(dict[str, Any]):
 
 
 def is_of_ipython(value: Any) -> bool:
-    """Return whether a function is defined in IPython, whatever module and name it states."""
+    """Return whether a function is defined in IPython, whatever its ``__module__`` and ``__name__`` are."""
     return getattr(value, "__globals__", {}).get("__package__") == "IPython.core"
 
 
@@ -108,18 +108,18 @@ def module_of(namespace: dict[str, Any]) -> types.ModuleType | None:
 
 
 def set_function_state(function: types.FunctionType, state: Any) -> None:
-    """Set a function's state; of its globals only those that the receiver lacks, which keeps its other globals."""
-    plain, slots = state
+    """Set a function's state; globals that the receiver has already are not overwritten."""
+    attributes, slots = state
     missing = {name: value for name, value in slots["__globals__"].items() if name not in function.__globals__}
-    cloudpickle.cloudpickle._function_setstate(function, (plain, {**slots, "__globals__": missing}))
+    cloudpickle.cloudpickle._function_setstate(function, (attributes, {**slots, "__globals__": missing}))
 
 
 def with_binding(reduced: Any) -> Any:
     """Extend the reduction of a function or class by a step that binds its name in the receiving namespace."""
     if not isinstance(reduced, tuple) or len(reduced) < 6 or reduced[5] is None:
         return reduced
-    make, arguments, state, listed, mapped, set_state = reduced
-    return make, arguments, (set_state, state), listed, mapped, _set_state_and_bind
+    make, arguments, state, list_items, dict_items, set_state = reduced
+    return make, arguments, (set_state, state), list_items, dict_items, _set_state_and_bind
 
 
 def _set_state_and_bind(value: Any, state: tuple[Any, Any]) -> None:

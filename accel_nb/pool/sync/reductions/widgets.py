@@ -1,4 +1,4 @@
-"""Widgets of the notebook's page: each process has its own for the same model, and finds it by the model's id.
+"""Widgets of the notebook's page: each process has a widget object for a widget model, found by the model's id.
 
 A worker's widget sends its changes as comm messages; the notebook's widget is sent, as its state, with a cell.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from accel_nb.runtime.container_items import items_of
 
 WIDGET_TARGET = "jupyter.widget"
-"""The name by which a page makes widgets for comms."""
+"""The comm target name of ipywidgets."""
 _PACKAGE = "ipywidgets"
 
 
@@ -25,7 +25,7 @@ def is_widget(value: Any) -> bool:
 
 
 def find_widget(model_id: str) -> Any:
-    """Return this process's widget of a model, or None."""
+    """Return this process's widget with a model id, or None."""
     widgets = sys.modules.get(_PACKAGE)
     if widgets is None:
         return None
@@ -41,7 +41,7 @@ def comm_function() -> tuple[Any, str]:
 
 
 def reduce_widget(widget: Any, *, is_returned: bool) -> Any:
-    """Reduce a widget to the id of its model, and for the workers to its class, its state and the widgets in it.
+    """Reduce a widget to its model id, and for the workers to its class, its state and the widgets in it.
 
     Raise TypeError for a class of the notebook, whose objects may have more than their state, and for a closed widget.
     """
@@ -50,7 +50,7 @@ def reduce_widget(widget: Any, *, is_returned: bool) -> Any:
         what = "closed" if widget.comm is None else "of a class defined in the notebook, which cannot be sent"
         raise TypeError(f"it is, or holds, a widget of the notebook's page ({kind.__name__}) that is {what}")
     state = _plain(widget.get_state())
-    if is_returned:  # the notebook's widget has the state already, by which a change of the worker's is detected
+    if is_returned:  # the notebook's has this state already: here it only makes a change of the worker's detected
         return _find, (widget.model_id, state)
     values = {key: getattr(widget, key) for key in widget.keys}
     parts = {key: value for key, value in values.items() if is_widget(value)}
@@ -61,18 +61,18 @@ def reduce_widget(widget: Any, *, is_returned: bool) -> Any:
 def _find(model_id: str, state: dict[str, Any]) -> Any:
     found = find_widget(model_id)
     if found is None:
-        raise LookupError("the notebook has no widget of this model")
+        raise LookupError(f"the notebook has no widget with the model id {model_id}")
     return found
 
 
 def _make(kind: Any, model_id: str, state: dict[str, Any], parts: dict[str, Any], listed: list[Any]) -> Any:
-    """Return this process's widget of a model, with a state, which refers to ``parts`` and the ``listed`` widgets."""
+    """Return this process's widget with a model id, in a state that refers to ``parts`` and the ``listed`` widgets."""
     widget = find_widget(model_id)
     if widget is not None:
         widget.set_state(state)
         return widget
     comm = getattr(*comm_function())(target_name=WIDGET_TARGET, comm_id=model_id, primary=False)
-    with comm.paused():  # its constructor arguments are not a change of the notebook's
+    with comm.paused():  # the constructor arguments must send no message to the page
         widget = kind(comm=comm, **parts)
         widget.set_state(state)
     return widget

@@ -9,17 +9,17 @@ from torch import nn
 from accel_nb.runtime.distributed.sharded import ParameterMemory, memory_layout
 
 
-def memory_of(parameters: Iterable[nn.Parameter]) -> ParameterMemory:
+def storages_of(parameters: Iterable[nn.Parameter]) -> ParameterMemory:
     """Return the storages of parameters, and the parameters themselves, by their layouts."""
     layouts = {memory_layout(value): value for value in parameters}
     return {layout: (value.untyped_storage(), value) for layout, value in layouts.items() if layout is not None}
 
 
-def moved_from(memory: ParameterMemory) -> ParameterMemory:
+def replaced_storages(memory: ParameterMemory) -> ParameterMemory:
     """Return the memory that its parameters no longer have."""
     return {layout: found for layout, found in memory.items() if memory_layout(found[1]) != layout}
 
 
-def without_layouts(memory: ParameterMemory) -> ParameterMemory:
+def storages_without_layouts(memory: ParameterMemory) -> ParameterMemory:
     """Return memory in which no tensor is found as all of a parameter: of shards no whole tensor can be made."""
     return {(storage, None): found for (storage, *_), found in memory.items()}
