@@ -225,7 +225,7 @@ def test_checkpoints_of_every_mesh_go_on_in_every_other(mesh: str, saved: list[P
 
 
 def divide_rows_in_a_cell(world: World, mesh: dict[str, int]) -> str:
-    """Train a plain loop on four ranks, and return what is told of the objects."""
+    """Train a plain loop on four ranks, and return the description of the prepared objects."""
     accelerator = Accelerator(world=world, cpu=True, config={"mesh": mesh})
     cells = PlainCells(accelerator)
     with cells.run_cell():
