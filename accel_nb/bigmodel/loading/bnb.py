@@ -1,4 +1,4 @@
-"""`BnbQuantizationConfig`, the options of bitsandbytes in accelerate's form, and `load_and_quantize_model`."""
+"""Quantization by bitsandbytes with accelerate's names: `BnbQuantizationConfig` and `load_and_quantize_model`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class BnbQuantizationConfig:
 
     ``bnb_4bit_compute_dtype`` is the dtype in which 4-bit layers compute, ``torch_dtype`` that of other weights (None:
     float16 with 8 bits, else the compute dtype). ``skip_modules`` are not quantized (None: tied layers and the head),
-    nor are ``keep_in_fp32_modules``, which are kept in float32. Both are names of modules, or parts of names between
-    dots.
+    nor are ``keep_in_fp32_modules``, which are kept in float32. Both are names of modules, or components of
+    dotted names.
     """
 
     load_in_8bit: bool = False

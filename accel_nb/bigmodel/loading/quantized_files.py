@@ -29,7 +29,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runtime.safetensors_header import SUFFIX
 from accel_nb.runtime.strict_json import parse_strict_json
 
-RECORD = "quantization.json"
+DESCRIPTION_FILE = "quantization.json"
 _VERSION = 1
 _MAX_RECORD_BYTES = 10_000_000
 _FILE_BYTES = 1 << 30
@@ -87,7 +87,7 @@ def replace_quantized_layers(model: nn.Module, checkpoint: str | os.PathLike[str
     Raises `ConfigError` if ``quantization.json`` is wrong.
     """
     path = Path(checkpoint)
-    record = (path if path.is_dir() else path.parent) / RECORD
+    record = (path if path.is_dir() else path.parent) / DESCRIPTION_FILE
     if not record.is_file():
         return False
     try:
@@ -140,6 +140,6 @@ def _write(named: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path) 
         **asdict(next(iter(layers.values())).quantization),
         "layers": {name: str(layer.dtype).removeprefix("torch.") for name, layer in layers.items()},
     }
-    (folder / RECORD).write_text(json.dumps(record, indent=1))
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(record, indent=1))
     # Last: without an index the folder is not a checkpoint.
     (folder / f"model{SUFFIX}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -49,7 +49,7 @@ def list_tensors(
     dtype: torch.dtype | str | None = None,
     special_dtypes: Mapping[str, torch.dtype | str] | None = None,
 ) -> list[ModelTensor]:
-    """Return parameters and buffers in the model's order; tied ones are one entry. ``dtype`` is for floating point."""
+    """Return parameters and buffers in the model's order, tied ones once; ``dtype`` applies to floating-point ones."""
     wanted = None if dtype is None else parse_dtype(dtype)
     special = {name: parse_dtype(own) for name, own in (special_dtypes or {}).items()}
     groups: dict[int, tuple[Tensor, list[str], bool]] = {}
@@ -74,7 +74,7 @@ def compute_module_sizes(
     special_dtypes: Mapping[str, torch.dtype | str] | None = None,
     buffers_only: bool = False,
 ) -> dict[str, int]:
-    """Return the bytes of the model (``""``), its modules and its tensors; a tied one counts at its first name."""
+    """Return the bytes of the model (``""``), its modules and its tensors; a tied tensor counts at its first name."""
     sizes: dict[str, int] = {name: 0 for name, _ in model.named_modules(remove_duplicate=False)}
     for held in list_tensors(model, dtype, special_dtypes):
         if buffers_only and not held.is_buffer:
@@ -104,7 +104,7 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
 
 
 def find_blocks(model: nn.Module) -> list[str]:
-    """Return the names of repeated blocks' classes: those with children, of which a module list has two or more."""
+    """Return the class names of repeated blocks: modules with children, of which a module list has two or more."""
     found: dict[str, None] = {}
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):

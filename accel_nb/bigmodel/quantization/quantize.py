@@ -197,6 +197,8 @@ def replace_linear_layers(
     if problems:
         raise ConfigError(problems)
     for name in names:  # a replaced layer is freed before the next one is quantized
-        owner, _, leaf = name.rpartition(".")
+        owner, _, attribute = name.rpartition(".")
         layer = layers.pop(name)
-        setattr(model.get_submodule(owner), leaf, QuantizedLinear(layer, quantization, dtype).train(layer.training))
+        setattr(
+            model.get_submodule(owner), attribute, QuantizedLinear(layer, quantization, dtype).train(layer.training)
+        )
