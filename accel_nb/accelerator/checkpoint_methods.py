@@ -1,4 +1,4 @@
-"""Methods of `Accelerator` that save and load checkpoints, models and plain values."""
+"""Methods of `Accelerator` that save and load checkpoints, models, and plain values (numbers, text, containers)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator.components import Components
 from accel_nb.accelerator.process_state import ProcessView
 from accel_nb.accelerator.state.training_state import HookHandle, LoadHook, LoadReport, SaveHook
-from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates, save_plain
+from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates, save_value
 from accel_nb.checkpoint.full_tensors import gather_weights
 from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.data.loader import SkippedBatchesLoader, skip_first_batches
@@ -156,4 +156,4 @@ class CheckpointMethods(ProcessView):
         The other ranks do not wait: call `wait_for_everyone` before they read the file.
         """
         if self.is_main_process:
-            save_plain(obj, path, as_safetensors=safe_serialization)
+            save_value(obj, path, as_safetensors=safe_serialization)

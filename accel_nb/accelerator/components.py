@@ -81,7 +81,7 @@ class Components:
     def close(self, *, is_alone: bool) -> None:
         """Release prepared objects and close the process group; every rank must call, unless this one ``is_alone``.
 
-        An error of one part, such as a loss that is NaN, is raised when all are closed.
+        If closing one component raises, such as for a loss that is NaN, the error is raised when all are closed.
         """
         with ExitStack() as parts:  # closed in the opposite order
             if self.group is not None:

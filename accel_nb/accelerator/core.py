@@ -208,7 +208,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         return tuple(self.components.preparer.objects)
 
     def complete_state(self) -> None:
-        """Complete the state before it is read, such as by entries that other ranks have; every rank must call."""
+        """Complete the state before it is read, as by entries that only other ranks have; every rank must call."""
         self._stepper.strategy.complete_state()
 
     def sharded_tensors(self) -> list[Tensor]:
@@ -614,7 +614,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self.wait_for_everyone()
 
     def report(self, chosen: Collection[int] | None = None) -> None:
-        """Report this rank's facts for the receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Send the description of this rank for the receipt, with the objects whose ids are in ``chosen``, or all."""
         report_run(self.components, chosen)
 
     @property
@@ -627,7 +627,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self._stepper.has_rank_rng = False
 
     def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
-        """Return this rank's facts for the receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Return the description of this rank for the receipt, with the objects whose ids are in ``chosen``, or all."""
         return describe_run(self.components, chosen)
 
     def close(self, *, is_alone: bool = False) -> None:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class LocalSGD:
     """Trains a prepared model without averaging gradients; call `step` after each optimizer step.
 
-    Inside of the block parameters and buffers, but those of integers, are averaged instead, in a few large messages:
-    after every ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is
-    averaged too, so that all ranks continue with equal state; that of a parameter which one rank has not updated is
-    removed. Every rank must make the same number of steps. With one rank, or ``enabled=False``, nothing changes.
+    Inside of the block floating-point parameters and buffers are averaged instead, in a few large messages: after every
+    ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is averaged too,
+    so that all ranks continue with equal state; the state of a parameter that some rank has not updated is removed.
+    Every rank must make the same number of steps. With one rank, or ``enabled=False``, nothing changes.
 
     Both are averaged before a checkpoint is saved, too. If an error ends the block, they are averaged where all ranks
     come next: at the beginning of a loop over a prepared loader or of another block, or before a checkpoint is saved.

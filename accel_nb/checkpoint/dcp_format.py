@@ -60,7 +60,7 @@ class _BytesEntry(_Record):
 
 
 def _ignore(*values: Any) -> None:
-    """Stand for a function of the pickle whose result is not needed: a layout, a path, or a member of an enum."""
+    """Replace a function of the pickle whose result is not needed: a layout, a path, or a member of an enum."""
 
 
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
@@ -159,7 +159,7 @@ def is_dcp_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def open_dcp_weights(path: str | os.PathLike[str]) -> DcpWeights:
-    """Read where the weights of a model are in a folder of ``torch.distributed.checkpoint``.
+    """Open the weights of a model in a folder of ``torch.distributed.checkpoint``; their values are read later.
 
     They are the folder's tensors, without the key that all of them have in common, as in ``{"model": state_dict}``. Of
     several keys ``model`` is read. Raises `NoCheckpoint` if there is no such folder, `CheckpointError` if it holds no

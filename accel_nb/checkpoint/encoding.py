@@ -84,7 +84,7 @@ def leaf_tensor(leaf: StateLeaf) -> Tensor:
 
 
 def lacks_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor with elements has no memory of its own: its values are in other tensors, or nowhere."""
+    """Return whether a tensor with elements has no storage: its values are in inner tensors, or it is on meta."""
     return tensor.numel() > 0 and (tensor.is_meta or not tensor.data_ptr())
 
 

@@ -121,8 +121,8 @@ def drop_tied_duplicates(weights: Mapping[str, Any], ties: Iterable[Sequence[str
     return kept
 
 
-def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool = False) -> None:
-    """Write a value in the format of the path's suffix; raises `CheckpointError` for values that are not plain."""
+def save_value(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool = False) -> None:
+    """Write a value in the format of the path's suffix; raises `CheckpointError` for a value that cannot be stored."""
     target = Path(path)
     encoded = encode(value)
     if as_safetensors or target.suffix == ".safetensors":

@@ -54,8 +54,8 @@ class EngineOptions(Section):
 
     kind: Annotated[str, Field(strict=True), AfterValidator(_engine)] = declare(
         "local",
-        "Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh "
-        "reaches, slurm the nodes of a Slurm job, kubernetes pods that kubectl reaches.",
+        "Engine that starts the workers: local on this machine, ray on the nodes of a Ray cluster, ssh on machines by "
+        "ssh, slurm on the nodes of a Slurm job, kubernetes in pods by kubectl exec.",
         enum=list(ENGINES),
         flag="engine",
         scope="cell",
@@ -109,11 +109,11 @@ class EngineOptions(Section):
         refused_layers=["notebook"],
     )
     lost_after_s: Annotated[Annotated[Real, Field(ge=1, le=3600)], BeforeValidator(read_real)] = declare(
-        2.0, "A node that does not answer for so long is lost.", unit="seconds", scope="cell"
+        2.0, "A node that does not answer for this long is lost.", unit="seconds", scope="cell"
     )
     lease_s: Annotated[Annotated[Real, Field(ge=2, le=3600)], BeforeValidator(read_real)] = declare(
         10.0,
-        "A node ends its workers when it has received nothing from the notebook for so long.",
+        "A node ends its workers when it has received nothing from the notebook for this long.",
         unit="seconds",
         scope="cell",
     )

@@ -70,7 +70,7 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 STRATEGIES = ("auto", *StrategySections.model_fields)
 """The values of ``strategy``, without the strategies of other packages."""
 
-WITH_DIVIDED_LAYERS = ("auto", "ddp", "fsdp")
+MODEL_PARALLEL_STRATEGIES = ("auto", "ddp", "fsdp")
 """The values of ``strategy`` that can be combined with ``mesh.tp``, ``mesh.cp``, ``mesh.pp`` and ``mesh.ep``."""
 
 

@@ -282,7 +282,8 @@ class MeshOptions(Section):
     tp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
         1,
         "Number of workers that compute each layer together (tensor parallelism): each holds a shard of the weights of "
-        "linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model.",
+        "linear layers. The other dimension divides the data; along it each worker has a replica of the model, or with "
+        "strategy fsdp a shard.",
         unit="workers",
         flag="tp",
     )
@@ -295,7 +296,7 @@ class MeshOptions(Section):
     )
     pp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
         1,
-        "Number of stages, each of one worker of a copy (pipeline parallelism): a worker holds and computes some of "
+        "Number of stages, each on one worker of a replica (pipeline parallelism): a worker holds and computes some of "
         "the repeated blocks of a model.",
         unit="stages",
         flag="pp",
@@ -303,7 +304,7 @@ class MeshOptions(Section):
     ep: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
         1,
         "Number of workers that divide the experts of mixture-of-experts layers among them (expert parallelism): each "
-        "reads samples of its own, and sends each token to the workers that hold its experts.",
+        "reads other samples, and sends each token to the workers that hold its experts.",
         unit="workers",
         flag="ep",
     )
@@ -509,7 +510,7 @@ class NotifyOptions(Section):
     )
     after: Annotated[Annotated[Real, Field(ge=0, le=MONTH_S)], BeforeValidator(read_seconds)] = declare(
         60.0,
-        "Notify of runs that took at least so long.",
+        "Notify of runs that took at least this long.",
         unit="seconds",
         metavar="SECONDS|10min",
         allowed="a number of seconds, or a duration such as 30s, 10min, 1.5h or 1d (up to 30d)",

@@ -94,7 +94,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
             batches = self._split(np.argsort(self._lengths, kind="stable"))
         else:
             order = torch.randperm(count, generator=generator).numpy()
-            pool = self._pool * (self._limit or self._usual_batch())
+            pool = self._pool * (self._limit or self._mean_batch_size())
             pools = [order[start : start + pool] for start in range(0, count, pool)]
             batches = [
                 batch for part in pools for batch in self._split(part[np.argsort(self._lengths[part], kind="stable")])
@@ -118,7 +118,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
             batch.append(index)
         return [*batches, batch] if batch else batches
 
-    def _usual_batch(self) -> int:
+    def _mean_batch_size(self) -> int:
         mean = float(self._lengths.mean()) if len(self._lengths) else 1.0
         return max(1, int((self._max_tokens or 1) / max(mean, 1.0)))
 

@@ -34,10 +34,10 @@ _END = object()
 
 
 class BatchDivider:
-    """Divides groups of collated batches into the shares of all ranks; one instance per epoch.
+    """Divides the collated batches of each global batch into the shares of all ranks; one instance per epoch.
 
-    If all ranks are to have equally many samples, repeats fill up an incomplete group; without ``fills_batches`` only
-    until the number of samples can be divided by that of the ranks.
+    If all ranks are to have equally many samples, repeats fill up an incomplete global batch; without ``fills_batches``
+    only until the number of samples can be divided by the number of ranks.
     """
 
     def __init__(self, shard: DataShard, batch_size: int | None, *, fills_batches: bool = True) -> None:
@@ -48,7 +48,7 @@ class BatchDivider:
         self._first: Any = None
 
     def divide(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[BatchAndShare]:
-        """Return the shares with these ``indices`` of one group of batches."""
+        """Return the shares with these ``indices`` of one global batch, given as the list of its batches."""
         shard = self._shard
         found = [first_batch_size(batch) for batch in group]
         sizes = [1 if number is None else number for number in found]
@@ -58,8 +58,8 @@ class BatchDivider:
         whole = None
         if shard.is_even and self._first is None and None not in found:
             whole = self._first = self._joined_or_raise(group)
-        is_usual = not is_short(sizes, shard.count, limit) and all(sizes)
-        if is_usual and not (shard.is_even and len(set(sizes)) > 1):
+        is_full = not is_short(sizes, shard.count, limit) and all(sizes)
+        if is_full and not (shard.is_even and len(set(sizes)) > 1):
             total = sum(sizes)
             return [(group[index], BatchShare(sizes[index], total, is_last, False)) for index in indices]
         if whole is None and None not in found:
@@ -114,7 +114,7 @@ class BatchDivider:
 def read_everywhere(
     source: Iterator[Any], expected: int | None, shard: DataShard, divider: BatchDivider, drop_last: bool
 ) -> Iterator[BatchAndShare]:
-    """Yield this rank's share of each group of batches; every rank reads the same batches."""
+    """Yield this rank's share of each global batch; every rank reads the same batches."""
     is_last = False
     groups = grouped(source, shard.batches_per_global_batch, drop_short=shard.drops_incomplete(drop_last))
     for group, is_last in flag_last(groups, expected, reads_ahead=shard.mode.reads_ahead):

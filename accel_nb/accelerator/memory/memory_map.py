@@ -1,4 +1,4 @@
-"""Memory map of one rank's device at the end of a step: the allocator's blocks, and the largest objects."""
+"""The use of a device's memory at the end of a step: the allocator's blocks, and the largest objects."""
 
 from __future__ import annotations
 

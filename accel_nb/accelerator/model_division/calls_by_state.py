@@ -42,7 +42,7 @@ class _Signature:
 class CallsByState:
     """The groups of a model's calls.
 
-    It refers to the model, so only the model may refer to it: else the model would never be released.
+    It references the model, so only the model may reference it; otherwise the model would never be released.
     """
 
     def __init__(self) -> None:

@@ -428,7 +428,7 @@ class DeepSpeedPlugin(KwargsHandler):
         arguments that contradict the file.
         """
         found = self.differences()
-        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
+        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.not_imported.items()]
         if self.zero3_init_flag:
             problems.append(
                 "zero3_init_flag=True from DeepSpeedPlugin(...) is not supported: leave it out, and build a model that "

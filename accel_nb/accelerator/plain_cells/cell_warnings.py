@@ -1,4 +1,4 @@
-"""Warnings of a plain cell: where it is not divided among the workers, or its result may differ from one device."""
+"""Warnings of a plain cell: parts of it are not divided among the workers, or its result may differ from one device."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Choice of model division or data division for each loop of a plain cell.
 
 In model division every worker reads whole batches, and models divide their rows. That is exact for any loss, and the
-code of the loop sees whole batches. Data division, where every worker reads its share of each batch, is the user's
-choice, and that of cells whose calls may differ among ranks.
+code of the loop has whole batches. In data division every worker reads its share of each batch; it is used if the user
+has chosen it, and in cells whose calls may differ among ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Loop:
     objects: dict[int, weakref.ref[Any]]
 
     def is_of(self, code: types.CodeType, loader: DataLoader[Any], bundle: Bundle) -> bool:
-        """Return whether the loop that begins is this one: objects may have been released since, but none prepared."""
+        """Return whether a loop that begins is this one: objects may have been released since, but none prepared."""
         if self.code is not code or self.loader() is not loader:
             return False
         known = (self.objects.get(id(item)) for item in _prepared(bundle))
@@ -98,12 +98,12 @@ class LoopDivision:
         self._readings.clear()
 
     def end_cell(self) -> None:
-        """End a loop that had one batch only, without a description, and let threads take part in exchanges."""
+        """End a loop that had one batch only, without a description, and allow threads to take part in exchanges."""
         self._stepper.computes_in_main_thread = False
         self._close()
 
-    def reading_of(self, loader: DataLoader[Any]) -> WholeReading | None:
-        """Return how the whole batches of a loader are computed, or will be by default; None if ranks read shares."""
+    def describe_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
+        """Return how the work on whole batches of a loader is divided, now or by default; None if ranks read shares."""
         return self._readings.get(loader, _ROWS) if self.divides_models else None
 
     def begin_shares(self) -> None:
@@ -111,10 +111,10 @@ class LoopDivision:
         self.has_read_shares = True
 
     def begin_whole(self, loader: DataLoader[Any]) -> WholeReading:
-        """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed."""
+        """Begin a loop in which every rank reads whole batches, as in evaluation; return how the work is divided."""
         self.has_read_shares &= self.mode == "data"
         self.has_read_both |= self.has_read_shares
-        self.make_rng_equal()
+        self.synchronize_rng()
         return self._readings.setdefault(loader, _ROWS if self._calls.is_on else READ_WHOLE)
 
     def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> None:
@@ -128,7 +128,7 @@ class LoopDivision:
             self._describe()  # the loop had one batch only, and begins again
         mode = read_mode(loader)
         mode.reads_ahead = self._stepper.window.size > 1
-        self.make_rng_equal()
+        self.synchronize_rng()
         mode.is_whole, mode.on_batch = True, lambda batch: self._compare_first(mode, batch)
         if loop is None:
             objects = {id(item): weakref.ref(item) for item in _prepared(bundle)}
@@ -136,7 +136,7 @@ class LoopDivision:
             self._loops.append(loop)
             self._begin_first_batch(loop, loader)
 
-    def make_rng_equal(self) -> None:
+    def synchronize_rng(self) -> None:
         """Set the random states of all ranks to those of rank 0, if they differ; every rank of the cell must call."""
         if self._stepper.has_rank_rng and not self._is_partial:
             synchronize_rng_states(("python", "numpy", "torch"))
@@ -218,7 +218,7 @@ def _digest(batch: Any) -> int:
 
 
 def _dense_values(tensor: Tensor) -> Tensor:
-    """Return the values of a tensor as a dense one: those of a sparse, nested or quantized tensor that it holds."""
+    """Return the values of a tensor, which may be sparse, nested or quantized, as a dense tensor."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()
     if tensor.layout is not torch.strided or tensor.is_nested:

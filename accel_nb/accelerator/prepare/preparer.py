@@ -127,7 +127,7 @@ class LoopPolicy(Protocol):
         """Return a function to call in place of a prepared model's ``forward``; None to leave that unchanged."""
         ...
 
-    def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
+    def describe_whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
         """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""
         ...
 
@@ -149,7 +149,7 @@ class TrainingLoops:
     def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         """Return None: every rank reads a share, so models need no division."""
 
-    def whole_reading(self, loader: DataLoader[Any]) -> None:
+    def describe_whole_reading(self, loader: DataLoader[Any]) -> None:
         """Return None: every rank reads a share."""
 
 
@@ -560,7 +560,7 @@ class Preparer:
         if isinstance(loops, TrainingLoops):  # others may read the loader by its own iterator
             replace_state_methods(loader, self._comm)
         setattr(type(loader), _OWNERSHIP, Ownership(self._owner, unshard_loader))
-        self._set_reading(loader, loops.whole_reading(loader))
+        self._set_reading(loader, loops.describe_whole_reading(loader))
 
     def _describe_batch(self, loader: DataLoader[Any]) -> str:
         """Return the batch size of a prepared loader and the share that each rank reads, as text."""

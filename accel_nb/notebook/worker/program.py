@@ -321,7 +321,7 @@ class CellProgram:
             if not request.is_empty and (request.uses_accelerator or call is None):
                 self._shell.ast_transformers = self._open_accelerator(request, resolved, stack)
             if not request.is_empty:
-                self._accelerators.make_rng_equal(request, resolved.config.seed)
+                self._accelerators.synchronize_rng(request, resolved.config.seed)
             error = self._run_source(request) if call is None else self._run_call(call)
             try:
                 stack.close()

@@ -1,6 +1,6 @@
 """Hooks on a model's calls and gradients that are no part of the model: the user's own, and those of other libraries.
 
-It is unknown what they use the values for that they receive, such as the features of each sample.
+It is unknown how they use the values that they receive, such as the features of each sample.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _MAX_DEPTH = 3
 _MAX_CONTAINER = 64
 _MAX_TENSORS = 4096
 _MAX_TENSOR_DEPTH = 8
-"""That of a tensor in a copy of an optimizer's state dict, in a checkpoint, in a list, in an object."""
+"""Deep enough for a tensor in an optimizer's state dict in a checkpoint in a list in an object."""
 
 
 def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:

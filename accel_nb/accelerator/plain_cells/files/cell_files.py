@@ -22,10 +22,10 @@ _MULTIPROCESS = (
 """Modules that write files for other processes to read, or one file for each process: these are not redirected."""
 
 _REPLACING = frozenset(f"{__package__}.{name}" for name in ("cell_files", "file_writes", "path_view", "shared_files"))
-"""The modules with replacements of functions for files, which are not the callers of these."""
+"""The modules with replacements of file functions: when the caller is determined, their frames are skipped."""
 SYSTEM = ("/dev/", "/proc/", "/sys/")
 TEMPORARY_SUFFIX = ".accel_nb_tmp"
-"""The end of the names of files that rank 0 writes and then renames. Other ranks do not find them in folders."""
+"""Suffix of files that rank 0 writes and then renames; other ranks do not list them."""
 Function = Callable[..., Any]
 
 
@@ -51,7 +51,7 @@ class CellFiles:
 
     @contextmanager
     def writing_for_cell(self) -> Iterator[None]:
-        """Treat what this package writes while the block runs as what the cell's code writes."""
+        """Treat files that this package writes while the block runs as written by the cell's code."""
         self._writes_for_cell = True
         try:
             yield

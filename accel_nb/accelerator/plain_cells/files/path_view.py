@@ -1,8 +1,8 @@
-"""The files and folders that a rank other than rank 0 finds in a plain cell, and the errors of operations on them.
+"""The file system as a rank other than rank 0 sees it in a plain cell, and the errors of operations on it.
 
 A rank finds its own versions and folders, not the paths that it has removed, and otherwise what rank 0 had before the
 changes that this rank has not reached yet (`ChangedPaths`). Rank 0 raises the errors of the system. The other ranks
-raise the same ones: code may run into them and continue, such as one that looks for an unused name of a folder.
+raise the same ones: code may handle them and continue, such as code that searches an unused folder name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNKNOWN = -1
 
 
 class PathView(CellFiles):
-    """The files and folders that one rank finds. Its operations change these, and not the paths themselves."""
+    """The file system as one rank sees it. Its operations change this view, and not the paths themselves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class PathView(CellFiles):
         return path if actual in (full, None) else actual
 
     def _place(self, full: str) -> str | None:
-        """Return the present path of what is in a folder that this rank has renamed; None for any other path."""
+        """Return the present path of an item of a folder that this rank has renamed; None for any other path."""
         above = max((path for path in self._renamed if is_in(full, path)), key=len, default=None)
         if above is None:
             return None
@@ -159,7 +159,7 @@ class PathView(CellFiles):
         ]
 
     def _mode(self, full: str, *, follows_link: bool = False) -> int | None:
-        """Return the mode of what this rank finds at a path; None for nothing, `UNKNOWN` where it cannot tell."""
+        """Return the mode of what this rank finds at a path; None for nothing, `UNKNOWN` if that is uncertain."""
         if full in self._files:
             return stat.S_IFREG
         if full in self._folders:
@@ -183,7 +183,7 @@ class PathView(CellFiles):
             except OSError:
                 mode = None
             if self.changed.find(full) == actual:  # rank 0 has not changed it meanwhile
-                return mode if self.changed.is_certain(full) else UNKNOWN
+                return mode if self.changed.is_find_certain(full) else UNKNOWN
 
     def _check_creation(self, full: str, path: Any) -> None:
         """Raise the error of creating a file or folder where something exists, or where this process may not."""
@@ -265,7 +265,7 @@ class PathView(CellFiles):
         self._folders.update(paths)
         if self.changed is not None:
             for path in paths:
-                self.changed.include(path)
+                self.changed.use_present(path)
 
     def _is_removed(self, full: str) -> bool:
         return any(is_in(full, path) for path in self._removed) or self._is_ahead(full)

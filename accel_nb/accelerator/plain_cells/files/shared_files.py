@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 class SharedFiles(CellFiles):
     """The files of the rank that writes to the paths themselves. It records the changed ones for the other ranks."""
 
-    def rename_after(self, position: int, name: str, original: Function) -> Function:
+    def make_renaming_writer(self, position: int, name: str, original: Function) -> Function:
         """Return a function that writes a temporary file and renames it, so that other ranks read complete files."""
 
         @functools.wraps(original)
@@ -54,7 +54,7 @@ class SharedFiles(CellFiles):
 
         return save
 
-    def make_of_library(self, function: FileFunction, original: Function) -> Function:
+    def make_library_function(self, function: FileFunction, original: Function) -> Function:
         """Return a function of a library that records a file that it creates or changes."""
         if function.use == "open":
             return self.make_open(original)

@@ -59,7 +59,7 @@ class MixedSamples:
 
 
 SampleDependence = SampleRows | BatchReduction | MixedSamples
-"""How a tensor depends on the samples of a batch. In place of it None means that the tensor does not depend on them."""
+"""How a tensor depends on the samples of a batch; None is used for a tensor that does not depend on them."""
 
 _POINTWISE = frozenset(
     {
