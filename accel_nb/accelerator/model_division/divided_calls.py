@@ -333,7 +333,10 @@ class DividedCalls:
         return map_tensors(select, (list(call.args), dict(call.kwargs)))
 
     def _complete(self, call: _Call, rows: Any, result: Any, sizes: Sequence[int]) -> Any:
-        """Return the result of a call for the rows of all ranks, given the result for this rank's ``rows`` of the arguments. If the model has returned the same tensor twice, so does the result; a returned argument is the argument itself."""
+        """Return the result of a call for the rows of all ranks, given that for this rank's ``rows`` of the arguments.
+
+        A tensor that the model has returned twice is one tensor, and a returned argument is the argument itself.
+        """
         name, own, outputs = type(call.model).__name__, sizes[self._comm.world.rank], iter(call.layout.outputs)
         gathered: list[tuple[Tensor, Tensor, int, list[int]]] = []
         arguments = find_tensors((list(call.args), dict(call.kwargs)))

@@ -24,7 +24,7 @@ class _Rows:
     dim: int
     sizes: tuple[int, ...]
     version: int
-    """The gathered tensor's version. If it has another one now, it was changed in place and no longer consists of these rows."""
+    """The version of the gathered tensor; with another one it was changed in place and no longer has these rows."""
 
 
 class RelatedOutputs:

@@ -272,7 +272,7 @@ class PrivateFiles(PathView):
         return truncate
 
     def make_link(self, original: Function) -> Function:
-        """Return a ``link`` function for this rank only: a link to a version is another name of it, to another file a copy."""
+        """Return a ``link`` for this rank only: a link to a version is another name of it, to another file a copy."""
 
         @functools.wraps(original)
         def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
