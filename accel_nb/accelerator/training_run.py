@@ -1,4 +1,4 @@
-"""The runs of an accelerator: how they begin, resume, save, are interrupted and end."""
+"""The runs of an accelerator: beginning, resuming, saving, interruption and end."""
 
 from __future__ import annotations
 

@@ -377,7 +377,7 @@ class Accelerator(OwnAccelerator):
         Models that were prepared for evaluation stay prepared: trainers prepare a reference model once, and later call
         this method.
         """
-        self.components.preparer.forget_evaluated()
+        self.components.preparer.drop_evaluated()
         super().free_memory()
         return [None] * len(objects)
 

@@ -352,11 +352,11 @@ class LayerDividing(Protocol):
         model: nn.Module,
         name: Literal["gpipe", "1f1b", "zero_bubble"],
         loss_fn: Callable[..., Tensor],
-        weigh: Callable[[Tensor, int], Tensor | None],
+        total_weight: Callable[[Tensor, int], Tensor | None],
     ) -> ScheduledSteps | None:
         """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages.
 
-        ``weigh`` returns the total weight of a loss of that many rows, or None if that is the number of rows.
+        ``total_weight`` returns the total weight of a loss of that many rows, or None if that is the number of rows.
         """
         ...
 

@@ -164,7 +164,7 @@ class PlainCells:
             stack.callback(self._calls.close)
             stack.callback(self._loss_check.end)
             stack.callback(self._end_division)
-            stack.callback(self._preparation.forget_pending)
+            stack.callback(self._preparation.pop_pending)
             try:
                 yield
             finally:

@@ -100,7 +100,7 @@ class ObjectsByKind:
 
 @dataclass(frozen=True)
 class WholeReading:
-    """The computation of batches that every rank reads whole: by rows (``computes_rows``), or whole on every rank.
+    """How the work on whole batches is divided: by rows (``computes_rows``), or not at all.
 
     ``text``, for the receipt, names the models that divide rows, or the reason why there are none.
     """
@@ -128,7 +128,7 @@ class LoopPolicy(Protocol):
         ...
 
     def describe_whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
-        """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""
+        """Return how the work on whole batches of a loader is divided; None if ranks read shares."""
         ...
 
 
@@ -183,14 +183,14 @@ class _LoopEvents:
 
 
 class KeptLoaders(dict[int, DataLoader[Any]]):
-    """The prepared loaders, by id, of which their accelerator keeps the only reference of this package."""
+    """The prepared loaders by id. Only the accelerator holds this dict; other references to loaders are weak."""
 
 
 class Preparer:
     """Prepares the objects of one accelerator in place, and restores them when they are released.
 
-    A prepared loader refers to the preparer. The preparer itself has only a weak reference to it, so that a loader is
-    freed, with its worker processes, together with the last name of it and of the accelerator, which has ``kept``.
+    A prepared loader references the preparer, which has only a weak reference to the loader. So a loader is freed, with
+    its worker processes, when neither it nor the accelerator, which has ``kept``, is referenced any more.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Preparer:
         self.undivided_batch = UndividedBatch()
         # By id: functions that return the object, None if it was freed.
         self._objects: dict[int, Callable[[], Any]] = {}
-        # By id: models in the run's precision that are not trained, also those that `forget_evaluated` has dropped.
+        # By id: models in the run's precision that are not trained, also those that `drop_evaluated` has dropped.
         self._evaluated: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         # Whether a schedule may have been computed from a loader's length before the loader was divided, so shortened.
         self.has_early_schedule = False
@@ -321,7 +321,7 @@ class Preparer:
         if is_loader and kept is not None:
             kept[id(item)] = item
 
-    def _forget(self, item: Any) -> None:
+    def _remove(self, item: Any) -> None:
         self._objects.pop(id(item), None)
         kept = self._kept()
         if kept is not None:
@@ -412,7 +412,7 @@ class Preparer:
         self._evaluated[id(model)] = model
         self._record(model)
 
-    def forget_evaluated(self) -> None:
+    def drop_evaluated(self) -> None:
         """Drop the references to models that are not trained; they still compute in the run's precision."""
         for key in self._evaluated:
             self._objects.pop(key, None)
@@ -463,7 +463,7 @@ class Preparer:
         """Restore prepared objects to their state before preparation; ignore others."""
         released = [item for item in objects if item in self or id(item) in self._evaluated]
         for item in released:
-            self._forget(item)
+            self._remove(item)
             self.whole_loaders.pop(id(item), None)
         self._restore(released)
         self._stepper.remove(released)

@@ -13,7 +13,7 @@ from accel_nb.errors import NoCheckpoint
 
 
 class RunResumer:
-    """Loads the checkpoint that a run resumes from, when the first loop trains: then its objects are prepared."""
+    """Loads the checkpoint to resume from when the first loop that trains begins: then its objects are prepared."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state

@@ -57,7 +57,7 @@ class LoadReport:
     world_size: int
     notes: tuple[str, ...] = ()
     positions: tuple[LoaderPosition, ...] = ()
-    """Where each loader resumes, in the order in which they were prepared."""
+    """The position at which each loader resumes, in the order of preparation."""
 
     def __str__(self) -> str:
         text = f"loaded {self.url}: step {self.step}, saved by {self.saved_world_size} ranks, now {self.world_size}"
@@ -183,7 +183,7 @@ class TrainingState:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the save in the background takes longer than a new save should wait for."""
+        """Whether the save in the background takes longer than a new save should wait."""
         return self._saver.is_slow
 
     def end_replay(self) -> None:
@@ -371,7 +371,10 @@ class TrainingState:
     def _resume_loaders(
         self, positions: list[LoaderPosition], passes: bool, tree: dict[str, Any], checkpoint: StoredCheckpoint
     ) -> str | None:
-        """Resume the prepared loaders, and record the positions of others; return why one cannot resume, or None."""
+        """Resume the prepared loaders, and record the positions of others.
+
+        Return the reason if one cannot resume, else None.
+        """
         restored = False
 
         def restore() -> None:
@@ -415,7 +418,7 @@ class TrainingState:
     # --- random numbers ---
 
     def _random_state(self, world: World) -> dict[str, Any]:
-        """Return the states of generators, with a row for each share of the data, and the seed to use with others."""
+        """Return generator states, a row for each share of the data, and the seed for other numbers of ranks."""
         rank, size = (0, 1) if world.size == 1 else self._stepper.strategy.data_coords()
         states = rng.capture(self._device)
         seed = self._resolved.config.seed

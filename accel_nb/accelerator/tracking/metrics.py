@@ -31,7 +31,7 @@ class RowHistory:
         self._last: dict[Any, tuple[int, int, bool]] = {}
 
     def num_kept(self, site: Any, num_rows: int, share: BatchShare) -> int | None:
-        """Return how many of the first rows to keep: those of samples without padding; None if that is unknown.
+        """Return the number of first rows that belong to samples and are no padding; None if that is unknown.
 
         ``site`` identifies the call site and the tensor in its arguments. Rows of one sample must be adjacent.
         """
@@ -112,7 +112,7 @@ def gather_for_metrics(
     others: list[Any] = []
 
     def collect(leaf: Any) -> Any:
-        """Collect a leaf, and return what must have the same place and type on every rank."""
+        """Collect a leaf, and return its placeholder in the structure, which must be equal on every rank."""
         if isinstance(leaf, Tensor):
             tensors.append(leaf.detach())
             return leaf

@@ -85,8 +85,8 @@ class AccumulationWindow:
         return 1.0 / self._size
 
     @property
-    def weighs_share(self) -> bool:
-        """Whether a mean over the current share has another factor than in a batch that is divided evenly."""
+    def has_uneven_share(self) -> bool:
+        """Whether a mean over the current share has another factor than in an evenly divided batch."""
         return self.mean_factor not in (0.0, self.even_factor)
 
     @property

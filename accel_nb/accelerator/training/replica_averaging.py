@@ -15,7 +15,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 
 @torch.no_grad()
 def average_weights(comm: Communicator, model: nn.Module) -> None:
-    """Average trainable parameters, and buffers other than those of integers; every rank must call."""
+    """Average trainable parameters and floating-point buffers; every rank must call."""
     all_reduce_bucketed(comm, _weights(model), "mean")
 
 

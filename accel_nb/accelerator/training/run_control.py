@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from accel_nb.accelerator.training.autosave import Autosave
-from accel_nb.accelerator.training.lr_control import first_rate, scale_rates, set_rates
+from accel_nb.accelerator.training.lr_control import first_learning_rate, scale_learning_rates, set_learning_rates
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import CheckpointError
 from accel_nb.telemetry.actions import (
@@ -62,7 +62,7 @@ class ControlReceiver:
         """Create a receiver without actions.
 
         ``report`` is called with an action's number, the step and the outcome. ``describe_name`` returns a description
-        of a variable. ``map_memory`` reports a snapshot of memory after a step and returns the outcome.
+        of a variable. ``map_memory`` reports a snapshot of the device's memory after a step and returns the outcome.
         """
         self._report = report
         self._describe_name = describe_name
@@ -172,7 +172,7 @@ class RunController:
             self.meter.interval = action.steps
             return "every step is reported" if action.steps == 1 else f"every {action.steps:,} steps are reported"
         assert isinstance(action, ScaleRate | SetRate)
-        return self._change_rate(action)
+        return self._change_learning_rate(action)
 
     def _save(self) -> str:
         if self.autosave is None:
@@ -183,17 +183,17 @@ class RunController:
             return f"not saved: {error}"
         return f"step {self.num_steps:,} {IS_BEING_SAVED}"
 
-    def _change_rate(self, action: ScaleRate | SetRate) -> str:
+    def _change_learning_rate(self, action: ScaleRate | SetRate) -> str:
         optimizers, schedulers = self.stepper.bundle.optimizers, self.stepper.bundle.schedulers
-        before = first_rate(optimizers)
+        before = first_learning_rate(optimizers)
         if before is None:
             return "the learning rate was not changed: the optimizers have none"
         if isinstance(action, SetRate) and before == 0:
-            set_rates(optimizers, action.value)
+            set_learning_rates(optimizers, action.value)
         else:
             factor = action.factor if isinstance(action, ScaleRate) else action.value / before
-            scale_rates(optimizers, schedulers, factor)
-        return f"learning rate {before:.4g} -> {first_rate(optimizers):.4g}"
+            scale_learning_rates(optimizers, schedulers, factor)
+        return f"learning rate {before:.4g} -> {first_learning_rate(optimizers):.4g}"
 
 
 def describe_value(value: Any) -> str:

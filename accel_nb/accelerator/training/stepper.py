@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.closure_loss import ClosureLoss
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
-from accel_nb.accelerator.training.held_parameters import HeldParameters
 from accel_nb.accelerator.training.loss_classification import LossReduction
 from accel_nb.accelerator.training.loss_weighting import LossWeights, mean_of_sum
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
+from accel_nb.accelerator.training.parameter_references import ParameterReferences
 from accel_nb.accelerator.training.recorded_models import RecordedModels
 from accel_nb.accelerator.training.replica_averaging import average_replica
 from accel_nb.accelerator.training.sharded_steps import refuse_failed_optimizer, refuse_wrong_optimizer
@@ -118,7 +118,7 @@ class Stepper:
         """Make the strategy leave the gradients and references to parameters that code for one device expects."""
         self.is_plain_cell = True
         self.strategy.prepare_for_plain_cells()
-        self.strategy.report_replaced(HeldParameters(lambda: self.namespace).replace)
+        self.strategy.report_replaced(ParameterReferences(lambda: self.namespace).replace)
 
     def add(self, bundle: Bundle) -> None:
         """Add prepared objects; the caller leaves out those that were added before."""
@@ -137,7 +137,10 @@ class Stepper:
         return [model for model in self.bundle.models if self._recorded.has_changed(model, compares_names=by_names)]
 
     def is_outdated(self) -> bool:
-        """Return whether code, or the dtype or flag of a known parameter, has changed as `changed_models` looks for."""
+        """Return whether a model's code, or the dtype or ``requires_grad`` of a parameter, has changed.
+
+        See `changed_models`.
+        """
         has_own_parameters = not self.strategy.capabilities.shards_params
         return self._recorded.is_outdated(self.bundle.models, compares_parameters=has_own_parameters)
 
@@ -199,7 +202,7 @@ class Stepper:
         if not self.optimizer_proxies and not self._has_warned_unprepared:
             self._warn_unprepared()
         share = window.share
-        loss, factor, shown = self.weights.weigh(loss, weight, window, is_joined=self.is_joined)
+        loss, factor, shown = self.weights.apply_weight(loss, weight, window, is_joined=self.is_joined)
         try:
             if share is None:
                 self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
@@ -302,7 +305,7 @@ class Stepper:
         return proxy.result
 
     def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
-        """Call ``step``, the own method of an optimizer, as the strategy does."""
+        """Call ``step``, the original method of an optimizer, as the strategy does."""
         return self.strategy.run_step(optimizer, step, has_closure=has_closure)
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
@@ -403,7 +406,7 @@ class Stepper:
         return replica_digest(self.stepped_models())
 
     def resume_at(self, step: int, num_pending: int) -> None:
-        """Go on from a loaded checkpoint: set the number of optimizer steps and of complete micro-batches."""
+        """Continue from a loaded checkpoint: set the number of optimizer steps and of complete micro-batches."""
         if not self._num_local:
             self._differing.clear()  # all ranks have loaded the same weights
         self.meter.resume_at(step)

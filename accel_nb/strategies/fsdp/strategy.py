@@ -368,7 +368,7 @@ class Fsdp(Stepping):
         model: nn.Module,
         name: Literal["gpipe", "1f1b", "zero_bubble"],
         loss_fn: Callable[..., Tensor],
-        weigh: Callable[[Tensor, int], Tensor | None],
+        total_weight: Callable[[Tensor, int], Tensor | None],
     ) -> ScheduledSteps | None:
         """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages."""
         from accel_nb.strategies.pipeline.schedule import TrainingSchedule  # imports torch's tracer
@@ -392,7 +392,7 @@ class Fsdp(Stepping):
             wrapped.pipeline,
             name,
             loss_fn,
-            weigh,
+            total_weight,
             cast=lambda value: value if output is None else cast_half_floats(value, output),
             gathered=gathered,
         )

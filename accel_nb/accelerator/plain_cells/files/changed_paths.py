@@ -191,7 +191,7 @@ class ChangedPaths:
         return descriptor
 
     def _change_of(self, path: str) -> tuple[str | None, int | None]:
-        """Return path and descriptor of rank 0's first change of a path, or a folder above, not yet reached by this rank.
+        """Return path and descriptor of the first change, not yet reached by this rank, of a path or a folder above it.
 
         Later ones are changes of what rank 0 has made there since.
         """

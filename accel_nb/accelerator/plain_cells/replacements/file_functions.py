@@ -1,4 +1,4 @@
-"""Functions for files and commands, replaced so that all ranks together write each file and run each command once."""
+"""Replacement of the functions for files and commands, so that all ranks together write and run each of them once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FileFunctions:
         self._changed_paths.begin(entropy or 0)
 
     def replace_writes(self, stack: ExitStack, functions: ReplacedFunctions, *, is_partial: bool) -> None:
-        """Replace functions for files until the stack is closed; without regard to rank 0 in a cell of some ranks."""
+        """Replace file functions until the stack is closed; in a cell of some ranks independently of rank 0."""
         files = self._files
         stack.callback(files.discard)
         files.begin(None if is_partial else self._changed_paths)
@@ -52,5 +52,5 @@ class FileFunctions:
 
 
 def _replace_libraries(functions: ReplacedFunctions, files: SharedFiles | PrivateFiles) -> None:
-    """Replace the functions of a library that the cell has imported, as those of the others at its start."""
-    functions.replace_others(library_replacements(files))
+    """Replace the functions of a library that the cell has just imported."""
+    functions.replace_new(library_replacements(files))

@@ -34,7 +34,7 @@ class FreshSeeds:
         self._num_drawn: Counter[str] = Counter()
 
     def begin(self, entropy: int | None) -> None:
-        """Begin a cell; ``entropy`` is equal on all ranks. None: each rank takes seeds of its own."""
+        """Begin a cell; ``entropy`` is equal on all ranks; with None each rank uses seeds from its operating system."""
         self._entropy = entropy
         self._num_drawn.clear()
 

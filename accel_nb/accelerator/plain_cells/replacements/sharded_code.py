@@ -1,4 +1,4 @@
-"""Replacements of torch's functions while a plain cell trains sharded models: the cell's code is for one device."""
+"""Replacements of torch's functions while a plain cell, written for one device, trains sharded models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accel_nb.runtime.mesh import Mesh
 from accel_nb.runtime.process.user_code import is_user_module
 
 Replace = Callable[[tuple[Any, ...], str, Callable[[Any], Any]], object]
-"""Replaces functions of owners, by name, until the cell ends; the last argument makes the replacement."""
+"""Replaces a function of several owners, by name, until the cell ends; the last argument is the factory."""
 
 
 def adapt_to_sharding(
@@ -43,7 +43,7 @@ def adapt_to_sharding(
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         replace((Tensor,), name, _refuse_hooks)
     replace((torch.autograd,), "grad", functools.partial(_check_gradients, check_graph_can_be_kept))
-    replace((torch.utils,), "swap_tensors", _leave_equal)
+    replace((torch.utils,), "swap_tensors", _skip_equal_swaps)
     if sharded.has_distributed_tensors():
         from accel_nb.runtime.distributed.sharded_arithmetic import ShardedArithmetic
 
@@ -71,8 +71,8 @@ def _with_whole_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _leave_equal(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that exchanges no sharded tensors in the same memory.
+def _skip_equal_swaps(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``swap_tensors`` that does nothing for sharded tensors in the same memory.
 
     `Module.to` exchanges them also where it converts nothing, and PyTorch raises an error if anything refers to one.
     """
