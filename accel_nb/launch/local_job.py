@@ -50,7 +50,7 @@ class RankProcess:
     process: subprocess.Popen[bytes]
     pidfd: int
     report_file: int
-    position_file: int
+    location_file: int
     log: int | None
     code: int | None = None
     ended: float = 0.0
@@ -58,7 +58,7 @@ class RankProcess:
 
     def close(self) -> None:
         """Close the descriptors of the rank."""
-        for descriptor in (self.pidfd, self.report_file, self.position_file, *([] if self.log is None else [self.log])):
+        for descriptor in (self.pidfd, self.report_file, self.location_file, *([] if self.log is None else [self.log])):
             os.close(descriptor)
 
     def failure_report(self) -> dict[str, Any] | None:
@@ -126,7 +126,7 @@ class LocalJob:
             for number in range(len(self.specs)):
                 ranks.append(self._start_rank(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
             stopper = JobStopper(ranks, finishes=self.finishes)
-            comparer = StallComparer({rank.number: rank.position_file for rank in ranks}, self.report)
+            comparer = StallComparer({rank.number: rank.location_file for rank in ranks}, self.report)
             while running := {rank.number for rank in ranks if rank.code is None}:
                 _wait_for_ends(ranks)
                 comparer.update(running)
@@ -149,7 +149,7 @@ class LocalJob:
             log = None if number in self.shown_ranks else self._open_log(number)
             if log is not None:
                 on_failure.callback(os.close, log)
-            task = replace(self.task, report_file=report, position_file=place, parent=os.getpid())
+            task = replace(self.task, report_file=report, location_file=place, parent=os.getpid())
             process = subprocess.Popen(
                 task.command(sys.executable, self.args),
                 env={**self._variables_of(number, attempt, store, port), **self.variables},

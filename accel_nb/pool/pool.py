@@ -25,7 +25,7 @@ from accel_nb.pool.engine import (
 from accel_nb.pool.messages import (
     ActionDone,
     FinishAnswer,
-    PositionReport,
+    LocationReport,
     RankMessage,
     Reply,
     StepCount,
@@ -370,7 +370,7 @@ def _dispatch(
     Records of an earlier request are dropped.
     """
     record = arrival.record
-    if not isinstance(record, Stopped | FinishAnswer | PositionReport | StepCount | ActionDone):
+    if not isinstance(record, Stopped | FinishAnswer | LocationReport | StepCount | ActionDone):
         return False
     if record.number != number:
         return True
@@ -383,5 +383,5 @@ def _dispatch(
     elif isinstance(record, FinishAnswer):
         escalation.record_finish_answer(arrival.rank, record.will)
     else:
-        hang_detector.record_position(arrival.rank, record.position)
+        hang_detector.record_location(arrival.rank, record.location)
     return True

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryPosition
+from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryLocation
 from accel_nb.pool.payload import Payloads
 from accel_nb.runtime.process.oom_detection import KillCause
 
@@ -172,7 +172,7 @@ class StopEscalation:
             self._send(running, AbortCollective(self.number))
         elif not self._has_requested_stacks and now - self._interrupted_at > self._grace_s - STACK_S:
             self._has_requested_stacks = True
-            self._send(running, QueryPosition(self.number, from_outside=True))
+            self._send(running, QueryLocation(self.number, from_outside=True))
 
     def _advance(self) -> float:
         called_at = self.clock()
@@ -197,7 +197,7 @@ class StopEscalation:
         some_stopped = 0 < len(self._running) < self.size
         return (some_stopped and min(elapsed_s, quiet_s) > QUIET_S) or (self.size > 1 and elapsed_s > CUT_DELAY_S)
 
-    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective | QueryPosition) -> None:
+    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective | QueryLocation) -> None:
         for rank in ranks:
             self.engine.send(rank, record, urgent=True)
 

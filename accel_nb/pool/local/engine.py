@@ -39,7 +39,7 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
-    QueryPosition,
+    QueryLocation,
     RankMessage,
     Reply,
     StackTraced,
@@ -251,7 +251,7 @@ class LocalEngine:
         try:
             with suppress(BlockingIOError):
                 send_record(link.monitor if urgent else link.control, record, payloads, waits=not urgent)
-            if isinstance(record, QueryPosition) and record.from_outside:
+            if isinstance(record, QueryLocation) and record.from_outside:
                 self._send_to_zygote(TraceStack(rank))
         except (ConnectionError, PoolError):
             return False

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from accel_nb.pool.channel import Channel
-from accel_nb.pool.control.stack_report import position_of
+from accel_nb.pool.control.stack_report import location_of
 from accel_nb.pool.local.ordered_text import MarkWriter
 from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
@@ -32,9 +32,9 @@ from accel_nb.pool.messages import (
     FinishAnswer,
     FinishStep,
     Interrupt,
-    PositionReport,
+    LocationReport,
     ProposeAction,
-    QueryPosition,
+    QueryLocation,
     RankMessage,
     Reply,
     StepCount,
@@ -246,16 +246,16 @@ class Worker:
                     signal.pthread_kill(main, signal.SIGINT)
                 elif isinstance(record, AbortCollective):
                     self.group.cut_connections()
-                elif isinstance(record, QueryPosition):
+                elif isinstance(record, QueryLocation):
                     self._send_location(record.number)
 
     def _handle_outside(
-        self, record: Interrupt | AbortCollective | FinishStep | QueryPosition | ProposeAction | DecideAction
+        self, record: Interrupt | AbortCollective | FinishStep | QueryLocation | ProposeAction | DecideAction
     ) -> None:
         """Handle a record for a request whose user code does not run: not yet, no longer, or not at this moment."""
         if isinstance(record, ProposeAction):
             self._send_step_count(record, None)
-        elif isinstance(record, QueryPosition):  # before the user code the rank may import modules, which takes long
+        elif isinstance(record, QueryLocation):  # before the user code the rank may import modules, which takes long
             self._send_location(record.number, has_ended=record.number <= self._last_ended)
         elif isinstance(record, DecideAction):
             pass
@@ -270,10 +270,10 @@ class Worker:
                 self._send_finish_answer(record.number, will_end=False)
 
     def _send_location(self, number: int, *, has_ended: bool = False) -> None:
-        """Send where in the code this rank is, and its last collective, as the answer to `QueryPosition`."""
+        """Send where in the code this rank is, and its last collective, as the answer to `QueryLocation`."""
         main = threading.main_thread().ident
         assert main is not None
-        self._control.send(encode(PositionReport(number, position_of(main, self.group, has_ended=has_ended))))
+        self._control.send(encode(LocationReport(number, location_of(main, self.group, has_ended=has_ended))))
 
     def _send_finish_answer(self, number: int, *, will_end: bool) -> None:
         self._control.send(encode(FinishAnswer(number, will_end)))
