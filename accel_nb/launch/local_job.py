@@ -92,13 +92,13 @@ class JobResult:
 
 @dataclass(slots=True)
 class LocalJob:
-    """A task on ranks of this machine. ``finishes``: it may take long to stop, as a notebook that saves."""
+    """A task on ranks of this machine. ``is_slow_to_finish``: it may need long after SIGTERM, as a notebook that saves."""
 
     task: RankTask
     args: Sequence[str]
     specs: Sequence[WorkerSpec]
     shown_ranks: frozenset[int] = frozenset({0})
-    finishes: bool = False
+    is_slow_to_finish: bool = False
     timeout_s: float | None = None
     max_restarts: int = 0
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
@@ -125,7 +125,7 @@ class LocalJob:
             port = _free_port()
             for number in range(len(self.specs)):
                 ranks.append(self._start_rank(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
-            stopper = JobStopper(ranks, finishes=self.finishes)
+            stopper = JobStopper(ranks, is_slow_to_finish=self.is_slow_to_finish)
             comparer = StallComparer({rank.number: rank.location_file for rank in ranks}, self.report)
             while running := {rank.number for rank in ranks if rank.code is None}:
                 _wait_for_ends(ranks)
@@ -197,7 +197,7 @@ class JobStopper:
     """Decides when ranks that still run are sent SIGTERM to finish, SIGINT, or SIGKILL."""
 
     ranks: Sequence[RankProcess]
-    finishes: bool
+    is_slow_to_finish: bool
     clock: Callable[[], float] = time.monotonic
     send: Callable[[RankProcess, int], None] = lambda rank, number: _signal(rank, number)
     will_finish: Callable[[RankProcess], bool] = RankProcess.will_finish
@@ -224,7 +224,7 @@ class JobStopper:
             self._escalate(self._stage + 1, now)
 
     def _deadline(self) -> float:
-        if self._stage > 1 or not (self.finishes or any(map(self.will_finish, self.ranks))):
+        if self._stage > 1 or not (self.is_slow_to_finish or any(map(self.will_finish, self.ranks))):
             return self._since + GRACE_S
         until = self._since + FINISH_TIMEOUT_S
         # Ranks finish together: if one has ended alone, the others wait for it until they are stopped.

@@ -145,7 +145,7 @@ class FinishAnswer:
 
     kind: ClassVar[str] = "finish_answer"
     number: int
-    will: bool
+    will_end: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ def interrupted(world: World, folder: str, how: str) -> str:
         if how == "signal":
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         elif how == "cut":
-            comm.group.cut_connections()
+            comm.group.shut_down_connections()
 
     thread = threading.Thread(target=act_when_waiting)
     thread.start()
