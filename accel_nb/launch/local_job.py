@@ -92,7 +92,7 @@ class JobResult:
 
 @dataclass(slots=True)
 class LocalJob:
-    """A task on ranks of this machine. ``is_slow_to_finish``: it may need long after SIGTERM, as a notebook that saves."""
+    """A task on ranks of this machine. ``is_slow_to_finish``: it may run on after SIGTERM, to save a notebook."""
 
     task: RankTask
     args: Sequence[str]

@@ -150,7 +150,7 @@ class ControlCoordinator:
             self._send_decision(max(self._counts.values()) + 1)
 
     def record_done(self, rank: int, report: ActionDone) -> None:
-        """Record the step after which the lowest queried rank performed the action; other ranks' reports are ignored."""
+        """Record the step after which the lowest queried rank performed the action; ignore reports of other ranks."""
         reporter, action = self._decided.get(report.action_id, (None, None))
         if action is not None and rank == reporter:
             del self._decided[report.action_id]

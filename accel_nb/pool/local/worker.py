@@ -82,7 +82,7 @@ class Worker:
         self._request_lock = threading.Lock()
         self._running_request: int | None = None
         self._interrupted_request: int | None = None
-        # Numbers of requests: one that was interrupted while no user code of it ran, and the last whose user code has ended.
+        # Numbers of requests: interrupted while no user code of it ran, and the last one whose user code has ended.
         self._interrupted_outside: int | None = None
         self._last_ended = 0
         self._request_number = 0

@@ -325,7 +325,7 @@ class DefaultGroup:
         return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
     def _record_new_groups(self) -> None:
-        """Record all groups and subgroups that are created from now on, and their sockets for `shut_down_connections`."""
+        """Record all groups that are created from now on, and their sockets for `shut_down_connections`."""
         make = getattr(c10d, _GROUP_FACTORY)
 
         def make_and_record(*args: Any, **kwargs: Any) -> Any:
