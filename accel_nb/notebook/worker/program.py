@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.memory import memory_map, post_mortem
+from accel_nb.accelerator.memory import memory_snapshot, post_mortem
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_if_unprepared
 from accel_nb.accelerator.plain_cells.error_hints import explain_error
 from accel_nb.accelerator.plain_cells.unreachable_objects import release_unreachable
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
-    NO_MEMORY_MAP,
+    NO_MEMORY_SNAPSHOT,
     ControlReceiver,
     TrainingStopped,
     current_control_receiver,
@@ -75,7 +75,9 @@ class CellProgram:
         self._namespace: dict[str, Any] = self._shell.user_ns
         self._shell_names = frozenset(self._namespace)
         self._result_sender = ResultSender(worker.payloads)
-        self._control_receiver = ControlReceiver(worker.report_action_done, self._describe_name, self._map_memory)
+        self._control_receiver = ControlReceiver(
+            worker.report_action_done, self._describe_name, self._report_memory_snapshot
+        )
         self._accelerators = CellAccelerators(worker, self._namespace)
         self._options: tuple[str, Resolved] | None = None
         self._variables: dict[str, str | None] = {}
@@ -420,22 +422,22 @@ class CellProgram:
     def _describe_name(self, name: str) -> str:
         return describe_value(self._namespace[name]) if name in self._namespace else "(no such name in the cell)"
 
-    def _map_memory(self, step: int) -> str:
-        """Emit a map of this rank's device memory during a run, and return the outcome as text."""
+    def _report_memory_snapshot(self, step: int) -> str:
+        """Emit a snapshot of this rank's device memory during a run, and return the outcome as text."""
         world = self._worker.world
         try:
             snapshot = device_type(world.device).allocator_snapshot()
             if snapshot is None:
-                return NO_MEMORY_MAP
+                return NO_MEMORY_SNAPSHOT
             source = self._shell.cell_text
-            found = memory_map.map_memory(
+            found = memory_snapshot.make_memory_snapshot(
                 snapshot, self._accelerators.open(), self._namespace, rank=world.rank, step=step, device=world.device,
                 source=source,
             )  # fmt: skip
-        except Exception as problem:  # a failed map must not end the training
+        except Exception as problem:  # a failed snapshot must not end the training
             return f"no memory snapshot: {type(problem).__name__}: {problem}"
         self._worker.emit(found)
-        return "memory mapped"
+        return "memory snapshot taken"
 
     def _run_call(self, call: CallRequest) -> BaseException | None:
         """Run the call, store its return value, and return the error that it raised, or None."""
