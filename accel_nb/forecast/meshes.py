@@ -8,7 +8,7 @@ from accel_nb.forecast.layouts import FULLY_SHARDED, REPLICATED, Layout
 from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
 from accel_nb.forecast.sizes import ModelSizes
 
-NAMES = ("pp", "cp", "tp", "ep")
+DIMENSIONS = ("pp", "cp", "tp", "ep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class MeshShape:
     @property
     def degrees(self) -> dict[str, int]:
         """The dimensions with several ranks."""
-        return {name: degree for name in NAMES if (degree := getattr(self, name)) > 1}
+        return {name: degree for name in DIMENSIONS if (degree := getattr(self, name)) > 1}
 
     def describe(self) -> str:
         """Return the dimensions as text, as in "pp 2 x tp 2"."""
@@ -45,7 +45,7 @@ def simple_shapes(world: int) -> tuple[MeshShape, ...]:
     They are compared with data parallel training.
     """
     smallest = next((number for number in range(2, world + 1) if world % number == 0), 0)
-    return tuple(MeshShape(**{name: smallest}) for name in reversed(NAMES)) if smallest else ()
+    return tuple(MeshShape(**{name: smallest}) for name in reversed(DIMENSIONS)) if smallest else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class MeshSizes:
     """The sizes of the shard of a model on one rank of a mesh (the largest one), before FSDP shards it further.
 
     ``whole`` are the sizes with undivided experts, needed where FSDP shards the experts too.
-    ``activations`` are those of the samples of one rank. ``messages`` are the bytes that the rank sends in a
-    step beside those about gradients and weights. ``refusal`` is why the model cannot be trained so.
+    ``activations`` are those of the samples of one rank. ``sent_bytes`` are the bytes that the rank sends in a
+    step in addition to gradients and weights. ``refusal`` is why the model cannot be trained in this mesh.
     """
 
     shape: MeshShape
@@ -62,7 +62,7 @@ class MeshSizes:
     whole: ModelSizes
     activations: Activations | None = None
     checkpointed: Activations | None = None
-    messages: int = 0
+    sent_bytes: int = 0
     refusal: str | None = None
 
 
@@ -86,6 +86,6 @@ def estimate_mesh(sizes: MeshSizes, layout: Layout, world: int, kept: Activation
     of ranks that share them.
     """
     ranks = world // (sizes.shape.pp * sizes.shape.tp)
-    model = sizes.whole if layout.divides_parameters and sizes.shape.ep > 1 else sizes.model
+    model = sizes.whole if layout.shards_parameters and sizes.shape.ep > 1 else sizes.model
     usage = estimate(model, layout, ranks, is_half=is_half, activations=kept or Activations(0))
-    return replace(usage, messages=usage.messages + sizes.messages)
+    return replace(usage, sent_bytes=usage.sent_bytes + sizes.sent_bytes)

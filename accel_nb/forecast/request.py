@@ -15,7 +15,7 @@ from accel_nb.config.conflicts import world_problems
 from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.meshes import MeshShape, simple_shapes
-from accel_nb.forecast.plans import ROOM_SHARE, RunSetting
+from accel_nb.forecast.plans import USABLE_FRACTION, RunSetting
 from accel_nb.runtime.process.hardware import Machine
 
 MAX_BATCH = 1_000_000_000
@@ -169,24 +169,24 @@ def find_setting(
         smallest = min(gpus, key=lambda gpu: gpu.free_bytes)
         free, name = smallest.free_bytes, f"{world} x {smallest.name}"
     is_shared = config.batch != "per-worker"
-    copy_ranks = config.fsdp.hybrid_shard_size
-    if copy_ranks is not None and world % copy_ranks:
-        raise ConfigError(f"fsdp.hybrid_shard_size is {copy_ranks}, which does not divide the {world} workers")
+    ranks_per_replica = config.fsdp.hybrid_shard_size
+    if ranks_per_replica is not None and world % ranks_per_replica:
+        raise ConfigError(f"fsdp.hybrid_shard_size is {ranks_per_replica}, which does not divide the {world} workers")
     mesh = MeshShape(config.mesh.pp, config.mesh.cp, config.mesh.tp, config.mesh.ep)
     for problem in world_problems(config, world).values() if mesh.degrees else ():
         raise ConfigError(f"mesh {mesh.describe()}: {problem}")
     return RunSetting(
         world=world,
         devices=name,
-        room=int(free * ROOM_SHARE),
-        host_room=int(machine.free_bytes * ROOM_SHARE),
+        device_bytes=int(free * USABLE_FRACTION),
+        host_bytes=int(machine.free_bytes * USABLE_FRACTION),
         precision="bf16" if config.precision == "auto" else config.precision,
         batch_size=batch_size,
-        share=-(-batch_size * mesh.size // world) if is_shared else batch_size,
-        is_host=is_host,
-        copy_ranks=copy_ranks,
+        samples_per_rank=-(-batch_size * mesh.size // world) if is_shared else batch_size,
+        uses_host_memory=is_host,
+        ranks_per_replica=ranks_per_replica,
         mesh=mesh,
-        compared=simple_shapes(world) if mesh.size == 1 else (),
+        compared_meshes=simple_shapes(world) if mesh.size == 1 else (),
     )
 
 

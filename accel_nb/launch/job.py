@@ -267,7 +267,7 @@ class LaunchJob:
             args,
             self.specs[:1] if is_notebook else self.specs,
             shown_ranks=frozenset(shown),
-            finishes=is_notebook,
+            is_slow_to_finish=is_notebook,
             timeout_s=None if is_notebook else config.timeout,  # the timeout applies to each of its cells
             max_restarts=self.request.max_restarts,
             variables=self._overrides(),

@@ -43,7 +43,15 @@ from accel_nb.pool.device_assignment import uses_gpus
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.requirements import unmet_requirements
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
+from accel_nb.telemetry.actions import (
+    Action,
+    Inspect,
+    SaveNow,
+    ScaleLearningRate,
+    SetLearningRate,
+    SetReportInterval,
+    StopAfterStep,
+)
 from accel_nb.ui.comm import SidebarComm
 
 STEP_TIMEOUT_S = 10.0
@@ -431,11 +439,11 @@ def parse_set_arguments(words: list[str]) -> list[Action]:
         except ValueError:
             raise ValueError(f"{word!r}: {_SETTINGS}") from None
         if (name, operator) == ("lr", "="):
-            actions.append(SetRate(number))
+            actions.append(SetLearningRate(number))
         elif (name, operator) == ("lr", "*="):
-            actions.append(ScaleRate(number))
+            actions.append(ScaleLearningRate(number))
         elif (name.replace("_", "-"), operator) == ("log-every", "=") and number.is_integer():
-            actions.append(SetInterval(int(number)))
+            actions.append(SetReportInterval(int(number)))
         else:
             raise ValueError(f"{word!r}: {_SETTINGS}")
     return actions

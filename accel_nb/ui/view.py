@@ -15,11 +15,11 @@ from accel_nb.telemetry.events import (
     EpochBegan,
     Event,
     Interrupted,
-    MemoryMapped,
+    LearningRatePlan,
     MemorySample,
+    MemorySnapshot,
     MetricLogged,
     RankFailed,
-    RatePlanned,
     StepDone,
     TimeUsed,
     WorkerPrepared,
@@ -42,8 +42,8 @@ MAX_CURVES = 32
 """The maximum number of losses that have a curve of their own; further ones continue the last."""
 MAX_PLANS = 8
 MAX_PLAN_ROWS = 4000
-MAX_MAPS = 8
-"""The maximum number of ranks whose memory map is kept: as many as the panel draws."""
+MAX_SNAPSHOTS = 8
+"""The maximum number of ranks whose memory snapshot is kept: as many as the panel draws."""
 MAX_HOLDERS = 16
 COMPUTING = "computing (%)"
 """The table of the share of time in which a rank's training thread computes."""
@@ -75,9 +75,9 @@ class PanelState:
         self.describe: Callable[[], Mapping[str, str]] = dict
         # The end of the cell's printed text.
         self.text = ""
-        # The latest memory map of each rank, and the number of maps that have arrived.
-        self.maps: dict[int, MemoryMapped] = {}
-        self.num_mapped = 0
+        # The latest memory snapshot of each rank, and the number of snapshots that have arrived.
+        self.snapshots: dict[int, MemorySnapshot] = {}
+        self.num_snapshots = 0
         # The number of runs to compare with.
         self.num_earlier = 0
         self.metrics: dict[str, float] = {}
@@ -197,22 +197,22 @@ class PanelState:
             "num_earlier": self.num_earlier,
         }
 
-    def memory_maps(self) -> list[dict[str, Any]]:
-        """Return the latest memory map of each rank, ready for JSON."""
+    def memory_snapshots(self) -> list[dict[str, Any]]:
+        """Return the latest memory snapshot of each rank, ready for JSON."""
         return [
             {
                 "rank": rank,
-                "step": memory_map.step,
-                "num_segments": memory_map.num_segments,
-                "reserved": memory_map.reserved,
-                "in_use": memory_map.in_use,
-                "largest_free": memory_map.largest_free,
-                "segments": memory_map.segments,
-                "blocks": memory_map.blocks,
-                "holders": [cap_text(name) for name in memory_map.holders],
-                "held": memory_map.held,
+                "step": snapshot.step,
+                "num_segments": snapshot.num_segments,
+                "reserved": snapshot.reserved,
+                "in_use": snapshot.in_use,
+                "largest_free": snapshot.largest_free,
+                "segments": snapshot.segments,
+                "blocks": snapshot.blocks,
+                "holders": [cap_text(name) for name in snapshot.holders],
+                "holder_bytes": snapshot.holder_bytes,
             }
-            for rank, memory_map in sorted(self.maps.items())
+            for rank, snapshot in sorted(self.snapshots.items())
         ]
 
     def notes(self) -> list[str]:
@@ -276,10 +276,10 @@ class PanelState:
         elif isinstance(event, EpochBegan):
             numbers = int(event.step), int(event.epoch), max(0, int(event.num_steps))
             self._progress.begin_epoch(int(event.loader), *numbers, num_losses=len(self.loss_names))
-        elif isinstance(event, RatePlanned):
+        elif isinstance(event, LearningRatePlan):
             self._fold_plan(event, progress)
-        elif isinstance(event, MemoryMapped):
-            self._fold_map(event)
+        elif isinstance(event, MemorySnapshot):
+            self._fold_memory_snapshot(event)
 
     def _fold_time_use(self, event: TimeUsed, progress: RankProgress) -> None:
         """Add the share of the time since the last record in which the training thread computed."""
@@ -304,17 +304,24 @@ class PanelState:
         if not self._is_result_final:
             self.set_action_result(f"saved to {url}, after step {x:,.0f}")
 
-    def _fold_map(self, event: MemoryMapped) -> None:
-        numbers = (*event.segments, *event.blocks, *event.held, event.reserved, event.in_use, event.largest_free)
-        is_whole = len(event.blocks) % 4 == 0 and len(event.holders) == len(event.held) <= MAX_HOLDERS
+    def _fold_memory_snapshot(self, event: MemorySnapshot) -> None:
+        numbers = (
+            *event.segments,
+            *event.blocks,
+            *event.holder_bytes,
+            event.reserved,
+            event.in_use,
+            event.largest_free,
+        )
+        is_whole = len(event.blocks) % 4 == 0 and len(event.holders) == len(event.holder_bytes) <= MAX_HOLDERS
         is_bounded = len(event.segments) <= MAX_SEGMENTS and len(event.blocks) <= 4 * MAX_BLOCKS
         if not (is_whole and is_bounded and all(0 <= number < 2**53 for number in numbers)):
-            raise ValueError("a memory map is incomplete or too large")
-        if event.rank in self.maps or len(self.maps) < MAX_MAPS:
-            self.maps[event.rank] = event
-            self.num_mapped += 1
+            raise ValueError("a memory snapshot is incomplete or too large")
+        if event.rank in self.snapshots or len(self.snapshots) < MAX_SNAPSHOTS:
+            self.snapshots[event.rank] = event
+            self.num_snapshots += 1
 
-    def _fold_plan(self, event: RatePlanned, progress: RankProgress) -> None:
+    def _fold_plan(self, event: LearningRatePlan, progress: RankProgress) -> None:
         num_plans = sum(kind == "plan" for kind, _, _ in self.tables)
         rows = [
             (float(step) + progress.offset, float(rate)) for step, rate in zip(event.steps, event.rates, strict=True)

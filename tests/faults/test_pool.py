@@ -97,7 +97,7 @@ FINISH = "finish_requested.wait(100)\nraise KeyboardInterrupt"
 
 def test_ranks_that_finish_by_themselves_keep_their_group(pool):
     run_code(pool, FINISHING.format(will=True))
-    answers, reason = run_code(pool, FINISH, num_interrupts=after(0.2), finishes=True)
+    answers, reason = run_code(pool, FINISH, num_interrupts=after(0.2), may_finish_step=True)
     assert reason == "interrupt"
     assert {answer.outcome for answer in answers} == {"interrupted"}
     answers, _ = run_code(pool, "result = globals().get('reopened', 0) - before")
@@ -113,7 +113,7 @@ def test_a_rank_that_will_not_finish_is_interrupted_at_once(pool):
         "threading.Event().wait(100)",
         REDUCE + "threading.Event().wait(100)",
         num_interrupts=after(0.2),
-        finishes=True,
+        may_finish_step=True,
     )
     assert reason == "interrupt"
     assert {answer.outcome for answer in answers} <= {"interrupted", "raised"}
@@ -125,7 +125,10 @@ def test_a_second_interrupt_does_not_wait_for_the_end_of_a_step(pool):
     run_code(pool, FINISHING.format(will=True))
     start = time.monotonic()
     answers, _ = run_code(
-        pool, "threading.Event().wait(100)", num_interrupts=lambda: int((time.monotonic() - start) / 0.3), finishes=True
+        pool,
+        "threading.Event().wait(100)",
+        num_interrupts=lambda: int((time.monotonic() - start) / 0.3),
+        may_finish_step=True,
     )
     assert "done" not in {answer.outcome for answer in answers}
     assert results(pool) == HEALTHY
@@ -133,7 +136,7 @@ def test_a_second_interrupt_does_not_wait_for_the_end_of_a_step(pool):
 
 def test_a_timeout_allows_ranks_to_finish_too(pool):
     run_code(pool, FINISHING.format(will=True))
-    answers, reason = run_code(pool, FINISH, timeout_s=0.2, finishes=True)
+    answers, reason = run_code(pool, FINISH, timeout_s=0.2, may_finish_step=True)
     assert reason == "timeout"
     assert {answer.outcome for answer in answers} == {"interrupted"}
 

@@ -121,7 +121,7 @@ def test_workers_that_wait_for_one_which_stopped_early_are_called_back(kernel):
     assert output.error is not None
     assert output.error[0] == "PoolError"
     assert "ranks waited in a collective that others never reach" in output.error[1]
-    assert any("rank 0 has ended and does not come: look for a branch" in text for text in output.texts)
+    assert any("rank 0 has ended and does not enter it: look for a branch" in text for text in output.texts)
     assert kernel.value("(epoch, bool((model[0].weight != before).all()))") == (1, True)
     assert done(kernel, SUMMED.format(decision="pass")).stderr == ""
 

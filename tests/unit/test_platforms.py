@@ -294,10 +294,10 @@ def test_a_cell_and_launches_never_share_gpus():
     give_back = claims.reserve_first(two)  # a run in the background
     with claims.reserving_next(lambda taken: two[:1]) as (_, first):
         assert first == 2
-        with pytest.raises(PoolError, match=r"GPU 0 is held by a launch that runs now; wait until it has ended$"):
+        with pytest.raises(PoolError, match=r"GPU 0 is in use by a launch that runs now; wait until it has ended$"):
             claims.reserve_first(two)
         give_back()
         claims.reserve_first(two)()
         claims.reserve_first((WorkerSpec("cpu", 1),))()
-        with pytest.raises(PoolError, match=r"GPU 2 is held .* or ask for --gpus 2$"):
+        with pytest.raises(PoolError, match=r"GPU 2 is in use .* or use --gpus 2$"):
             claims.reserve_first((*two, WorkerSpec("cuda:2", 1)))

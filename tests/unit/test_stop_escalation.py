@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel_nb.pool.control.stop_escalation import GRACE_S, PEER_GRACE_S, StopEscalation
-from accel_nb.pool.messages import AbortCollective, Interrupt, QueryPosition
+from accel_nb.pool.messages import AbortCollective, Interrupt, QueryLocation
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Case:
             self.escalation.escalate({1}, 0)
 
 
-STAGES = [Interrupt, AbortCollective, QueryPosition, "kill"]
+STAGES = [Interrupt, AbortCollective, QueryLocation, "kill"]
 
 
 def test_a_rank_that_does_not_stop_is_killed_after_the_grace_time():

@@ -8,7 +8,7 @@ from typing import Any
 
 from accel_nb.config import Config, Layer, flags_to_line
 from accel_nb.config.byte_sizes import size_text
-from accel_nb.forecast.plans import Forecast, Plan, largest_share, smallest
+from accel_nb.forecast.plans import Forecast, Plan, max_samples_per_rank, smallest_plan
 from accel_nb.forecast.request import ForecastRequest
 from accel_nb.forecast.table import explain
 from accel_nb.notebook.messages import RankAnswer
@@ -78,11 +78,11 @@ def _describe_remedies(
         yield f"  what would fit is not known: {'; '.join(forecast.notes)}"
         return
     changes = list(_forecast_changes(forecast, config))
-    room = forecast.setting.room
-    yield f"  by forecast these would take, of {size_text(room)} on each rank:"
+    available = forecast.setting.device_bytes
+    yield f"  by forecast these would take, of {size_text(available)} on each rank:"
     for size, what in changes:
-        yield f"    {size_text(size):>8}  {'fits ' if size <= room else 'lacks'}  {what}"
-    if all(size > room for size, _ in changes):
+        yield f"    {size_text(size):>8}  {'fits ' if size <= available else 'lacks'}  {what}"
+    if all(size > available for size, _ in changes):
         yield f"  {explain(forecast)}"
 
 
@@ -91,34 +91,42 @@ def _forecast_changes(found: Forecast, config: Config) -> Iterator[tuple[int, st
     setting = found.setting
     supported = [plan for plan in found.plans if plan.is_supported]
     if config.strategy == "auto":
-        current = [plan for plan in supported if plan.layout.engine == "torch"]
+        current = [plan for plan in supported if plan.layout.sharding == "torch"]
     else:
         current = [plan for plan in supported if plan.layout.options.get("strategy") == config.strategy]
-    current_plan = next((plan for plan in current if plan.checkpoints == config.activation_checkpointing), None)
+    current_plan = next((plan for plan in current if plan.is_checkpointed == config.activation_checkpointing), None)
     if current_plan is None:
         return
     share = _smaller_share(current_plan, found)
     if share is not None:
-        parts = setting.share // share
-        saved = current_plan.usage.activations - current_plan.usage.activations * share // setting.share
+        parts = setting.samples_per_rank // share
+        saved = current_plan.usage.activations - current_plan.usage.activations * share // setting.samples_per_rank
         yield (
             current_plan.usage.total - saved,
             f"batch_size={setting.batch_size // parts} in the loader and --accumulate {parts * config.accumulate}, "
             "which trains the same",
         )
-    divided = [plan for plan in supported if plan not in current and plan.checkpoints == current_plan.checkpoints]
+    divided = [
+        plan for plan in supported if plan not in current and plan.is_checkpointed == current_plan.is_checkpointed
+    ]
     checkpointed = [
-        plan for plan in current if plan.layout == current_plan.layout and plan.checkpoints > current_plan.checkpoints
+        plan
+        for plan in current
+        if plan.layout == current_plan.layout and plan.is_checkpointed > current_plan.is_checkpointed
     ]
     for plans in (divided, checkpointed):
         if plans:
-            plan = smallest(plans, setting)
+            plan = smallest_plan(plans, setting)
             yield plan.usage.total, flags_to_line(Layer("flags", plan.options, "plan"))
 
 
 def _smaller_share(plan: Plan, found: Forecast) -> int | None:
     """Return the largest divisor of a rank's share of the batch that fits, None if none does."""
     setting = found.setting
-    room = largest_share(plan, setting)
-    fitting = [share for share in range(1, setting.share) if setting.share % share == 0 and share <= room]
-    return max(fitting, default=None)
+    available = max_samples_per_rank(plan, setting)
+    divisors = [
+        share
+        for share in range(1, setting.samples_per_rank)
+        if setting.samples_per_rank % share == 0 and share <= available
+    ]
+    return max(divisors, default=None)

@@ -469,8 +469,8 @@ class Session:
                 listener,
                 payloads=packed.payloads,
                 timeout_s=running.config.timeout,
-                finishes=saves,
-                controls=running.controls.queue,
+                may_finish_step=saves,
+                actions=running.controls.queue,
                 poll_s=packed.poll_s,
             )
             self.namespace_session.record_answers(packed, outcome.answers)

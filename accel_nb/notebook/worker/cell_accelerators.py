@@ -60,7 +60,7 @@ class CellAccelerators:
         plain = self._own.get("plain")
         return any(item.prepared_objects for item in self.open() if plain is None or item is not plain[1])
 
-    def get(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
+    def get(self, kind: str, resolved: Resolved, *, is_on_some_ranks: bool) -> Accelerator:
         """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
         current = self._own.get(kind)
         if current is not None and (current[0] is resolved or current[0].training_key == resolved.training_key):
@@ -70,7 +70,7 @@ class CellAccelerators:
         comm = LocalComm(world) if group is None or world.size == 1 else TorchComm(world, group)
         accelerator = Accelerator(world=world, comm=comm)
         self._own[kind] = (resolved, accelerator)
-        if kind == "explicit" and self._objects_to_prepare and not is_partial:
+        if kind == "explicit" and self._objects_to_prepare and not is_on_some_ranks:
             unattached, self._objects_to_prepare = self._objects_to_prepare, ()
             accelerator.prepare(*unattached)
         return accelerator
@@ -132,7 +132,7 @@ class CellAccelerators:
             rng.set_seed(seed)
         elif diverged and not request.has_rng:
             group = self._worker.group
-            if group is None or request.is_partial:
+            if group is None or request.is_on_some_ranks:
                 return
             states = rng.capture()
             message = TorchComm(self._worker.world, group).broadcast(rng.pack(states), 0)

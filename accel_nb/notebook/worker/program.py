@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.memory import memory_map, post_mortem
+from accel_nb.accelerator.memory import memory_snapshot, post_mortem
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_if_unprepared
 from accel_nb.accelerator.plain_cells.error_hints import explain_error
 from accel_nb.accelerator.plain_cells.unreachable_objects import release_unreachable
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
-    NO_MEMORY_MAP,
+    NO_MEMORY_SNAPSHOT,
     ControlReceiver,
     TrainingStopped,
     current_control_receiver,
@@ -75,7 +75,9 @@ class CellProgram:
         self._namespace: dict[str, Any] = self._shell.user_ns
         self._shell_names = frozenset(self._namespace)
         self._result_sender = ResultSender(worker.payloads)
-        self._control_receiver = ControlReceiver(worker.report_action_done, self._describe_name, self._map_memory)
+        self._control_receiver = ControlReceiver(
+            worker.report_action_done, self._describe_name, self._report_memory_snapshot
+        )
         self._accelerators = CellAccelerators(worker, self._namespace)
         self._options: tuple[str, Resolved] | None = None
         self._variables: dict[str, str | None] = {}
@@ -221,7 +223,7 @@ class CellProgram:
                 lines = [*lines, hint]
             report = make_error_report(error, lines, self._namespace)
             return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
-        if request.is_partial:
+        if request.is_on_some_ranks:
             return "done", TaskReply()
         fingerprints = tuple(known.fingerprint() for known in self._accelerators.open())
         return "done", TaskReply(fingerprints=fingerprints, values=self._digest_values(request))
@@ -258,7 +260,7 @@ class CellProgram:
             )
 
         packed = None
-        if is_whole and resolved.config.bring_back and not request.is_partial:
+        if is_whole and resolved.config.bring_back and not request.is_on_some_ranks:
             packed = self._accelerators.collect_with_shards(collect, self._is_hidden)
         return collect() if packed is None else packed
 
@@ -295,16 +297,16 @@ class CellProgram:
         names = self._namespace
         used = [name for name in request.used if name in names and not self._is_hidden(name, names[name])]
         return NamespaceSnapshot.take(
-            names, used, shared=request.shared, rebound=request.bound, kept=request.kept, imported=imported
+            names, used, shared=request.shared, rebound=request.bound, contained=request.contained, imported=imported
         )
 
     def _references(
         self, request: RunRequest, before: NamespaceSnapshot, returned: ReturnRecord
     ) -> dict[str, list[str]]:
         """Return for values that the notebook does not have the names to which their code refers."""
-        kept = {root_name(path).partition(".")[0] for path in returned.kept}
+        worker_only = {root_name(path).partition(".")[0] for path in returned.not_returned}
         only_here = {name for name in request.used if name in before.bindings and name not in before.shared}
-        names = [name for name in sorted(kept | only_here) if name in self._namespace]
+        names = [name for name in sorted(worker_only | only_here) if name in self._namespace]
         return {
             name: names_in_code(name, self._namespace)
             for name in names
@@ -344,17 +346,17 @@ class CellProgram:
             bind_output(self._namespace, result.result)
             error = result.error_before_exec or result.error_in_exec
             if error is None:
-                return self._end_run(is_partial=request.is_partial)
+                return self._end_run(is_on_some_ranks=request.is_on_some_ranks)
         if isinstance(error, SystemExit):
             message = describe_exit(error)
             shell.structured_traceback = [f"RuntimeError: {message}"]
             return RuntimeError(message)
         return error
 
-    def _end_run(self, *, is_partial: bool) -> Exception | None:
+    def _end_run(self, *, is_on_some_ranks: bool) -> Exception | None:
         """Complete gradients and saves at the end of a cell; return the error that this raised, or None."""
         try:
-            for known in self._accelerators.open() if not is_partial else ():
+            for known in self._accelerators.open() if not is_on_some_ranks else ():
                 known.complete_held_gradients()
             self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
         except Exception as problem:  # a full disk, for example
@@ -376,7 +378,7 @@ class CellProgram:
             request.only_reads_accelerator and not self._accelerators.has_prepared_explicitly()
         )
         kind = "plain" if is_plain else "explicit"
-        accelerator = self._accelerators.get(kind, resolved, is_partial=request.is_partial)
+        accelerator = self._accelerators.get(kind, resolved, is_on_some_ranks=request.is_on_some_ranks)
         self._accelerators.bind_name(accelerator)
         checkpoint = resolved.config.checkpoint
         for known in self._accelerators.open():
@@ -385,7 +387,7 @@ class CellProgram:
             known.begin_run(checkpoint.resume)
         if checkpoint.dir is not None:
             stack.enter_context(self._saving_on_sigterm())
-        if request.uses_accelerator and not (is_plain or is_call or request.is_partial):
+        if request.uses_accelerator and not (is_plain or is_call or request.is_on_some_ranks):
             stack.enter_context(warn_if_unprepared(self._worker.world))
         if not (is_plain and resolved.config.prepare):
             return []
@@ -393,7 +395,7 @@ class CellProgram:
         stack.enter_context(
             cells.run_cell(
                 may_depend_on_rank=request.may_depend_on_rank,
-                is_partial=request.is_partial,
+                is_on_some_ranks=request.is_on_some_ranks,
                 first_rank=request.first_rank,
                 entropy=request.entropy,
                 namespace=self._namespace,
@@ -420,22 +422,22 @@ class CellProgram:
     def _describe_name(self, name: str) -> str:
         return describe_value(self._namespace[name]) if name in self._namespace else "(no such name in the cell)"
 
-    def _map_memory(self, step: int) -> str:
-        """Emit a map of this rank's device memory during a run, and return the outcome as text."""
+    def _report_memory_snapshot(self, step: int) -> str:
+        """Emit a snapshot of this rank's device memory during a run, and return the outcome as text."""
         world = self._worker.world
         try:
             snapshot = device_type(world.device).allocator_snapshot()
             if snapshot is None:
-                return NO_MEMORY_MAP
+                return NO_MEMORY_SNAPSHOT
             source = self._shell.cell_text
-            found = memory_map.map_memory(
+            found = memory_snapshot.make_memory_snapshot(
                 snapshot, self._accelerators.open(), self._namespace, rank=world.rank, step=step, device=world.device,
                 source=source,
             )  # fmt: skip
-        except Exception as problem:  # a failed map must not end the training
+        except Exception as problem:  # a failed snapshot must not end the training
             return f"no memory snapshot: {type(problem).__name__}: {problem}"
         self._worker.emit(found)
-        return "memory mapped"
+        return "memory snapshot taken"
 
     def _run_call(self, call: CallRequest) -> BaseException | None:
         """Run the call, store its return value, and return the error that it raised, or None."""

@@ -76,7 +76,7 @@ class ModuleContent:
     """The fingerprints of a module's parts that are sent separately."""
 
     weights: tuple[tuple[Any, ...], TensorChecksums, tuple[bool, ...]]
-    """Versions and sums of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
+    """Versions and checksums of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
     gradients: tuple[Any, ...]
     attributes: AttributesContent
     hooks: dict[HookKey, int]
@@ -99,18 +99,18 @@ class Deleted:
 
 
 def fingerprint_of(
-    value: Any, namespace: dict[str, Any], refs: SharedObjects, sums: TensorChecksums | None = None
+    value: Any, namespace: dict[str, Any], refs: SharedObjects, checksums: TensorChecksums | None = None
 ) -> Fingerprint | None:
     """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
-    Objects in ``refs`` have separate fingerprints: here only their identity counts. ``sums`` are those of a module's
-    tensors, if they have just been copied from where these are known. Raise errors of pickling.
+    Objects in ``refs`` have separate fingerprints: here only their identity counts. ``checksums`` are those of a
+    module's tensors, if the sender of the tensors has computed them already. Raise errors of pickling.
     """
     if is_module(value):
         tensors = module_tensors(value)
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
-        sums = tensor_checksums(tensors.values()) if sums is None else sums
-        weights, gradients = (_versions(tensors.values()), sums, flags), gradients_of(tensors.items())
+        checksums = tensor_checksums(tensors.values()) if checksums is None else checksums
+        weights, gradients = (_versions(tensors.values()), checksums, flags), gradients_of(tensors.items())
         attributes = _attributes_fingerprint(value, namespace, refs)
         content = ModuleContent(
             weights, (*gradients, *tensor_fingerprints(gradients.values())), attributes, module_hook_ids(value)
@@ -396,7 +396,7 @@ def module_flags(module: Any) -> dict[str, Any]:
     """Return which tensors of a module require no gradient and which submodules are in evaluation mode."""
     return {
         "frozen": [path for path, tensor in module_tensors(module).items() if not tensor.requires_grad],
-        "evaluating": [path for path, part in module.named_modules() if not part.training],
+        "in_eval_mode": [path for path, part in module.named_modules() if not part.training],
     }
 
 
@@ -408,7 +408,7 @@ def set_module_state(module: Any, state: Mapping[str, Any], *, must_copy: bool =
     """
     import torch
 
-    frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
+    frozen, in_eval_mode = set(state["frozen"]), set(state["in_eval_mode"])
     with torch.no_grad():
         for path, tensor in _all_tensors(module).items():
             if path in state["tensors"]:
@@ -424,7 +424,7 @@ def set_module_state(module: Any, state: Mapping[str, Any], *, must_copy: bool =
             if tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
-        part.training = path not in evaluating
+        part.training = path not in in_eval_mode
 
 
 def _set_sparse(module: Any, path: str, tensor: Any, value: Any) -> None:

@@ -53,10 +53,10 @@ LARGE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReturnedWeights:
-    """A module whose weights are returned, and the sums of its tensors unless these are sharded."""
+    """A module whose weights are returned, and the checksums of its tensors unless these are sharded."""
 
     module: Any
-    sums: TensorChecksums | None
+    checksums: TensorChecksums | None
 
 
 class ResultCollection:
@@ -71,7 +71,7 @@ class ResultCollection:
         hidden: returns True for names that are never returned.
         wanted: names whose values are returned whatever their size.
         relocated: the paths of modules with parts that were elsewhere before.
-        lacking: the paths at which the notebook's objects lack a value that could not be copied.
+        uncopied: the paths of attributes that could not be copied, so that the notebook's objects lack them.
         rng: generator states to return.
         returns_gradients: whether the gradients of models are returned.
     """
@@ -85,7 +85,7 @@ class ResultCollection:
         hidden: Callable[[str, Any], bool],
         wanted: Collection[str],
         relocated: Collection[str],
-        lacking: Collection[str],
+        uncopied: Collection[str],
         rng: Any,
         returns_gradients: bool,
     ) -> None:
@@ -95,20 +95,20 @@ class ResultCollection:
         # By path, the modules whose weights are returned through the region.
         self.weights: dict[str, ReturnedWeights] = {}
         # By path, why a value stays on the workers.
-        self.kept: dict[str, str] = {}
-        self.gradients = ReturnedGradients(LARGE_BYTES if returns_gradients else None, self.kept)
+        self.not_returned: dict[str, str] = {}
+        self.gradients = ReturnedGradients(LARGE_BYTES if returns_gradients else None, self.not_returned)
         # Names of shared objects that are returned as new ones.
         self.replaced: list[str] = []
         # Names of modules with sharded weights that cannot be gathered now.
         self.deferred_weights: set[str] = set()
-        # By path, the owners of attributes that are left out, since they cannot be copied.
-        self.left_out: dict[str, weakref.ref[Any]] = {}
+        # By path, the owners of attributes that cannot be copied.
+        self.uncopied: dict[str, weakref.ref[Any]] = {}
         self._before = before
         self._shared = shared
         self._hidden = hidden
         self._wanted = wanted
         self._relocated = relocated
-        self._lacking = lacking
+        self._uncopied_before = uncopied
         self._trial = TrialPickler(namespace, shared)
 
     def add_new_values(self) -> None:
@@ -125,7 +125,7 @@ class ResultCollection:
         ``is_restructured`` states whether it is a module with other parts than before the cell.
         """
         before, shared = self._before, self._shared
-        if any(is_at_or_below(path, lacking) for lacking in (*self._lacking, *self.left_out)):
+        if any(is_at_or_below(path, other) for other in (*self._uncopied_before, *self.uncopied)):
             return
         if is_sharded(value) and before.is_in_tracked_module(value):
             return  # a sharded parameter is returned with its model
@@ -147,7 +147,7 @@ class ResultCollection:
             return
         is_read = is_generator_iterator(value) or (fingerprint is None and is_iterator(value))
         if is_read and known and root in before.shared:
-            self.kept[path] = WAS_READ
+            self.not_returned[path] = WAS_READ
         elif root in before.shared and fingerprint and known and self._can_update(path, value, fingerprint, known):
             self._add_update(path, value, fingerprint, known, is_wanted=is_wanted)
         elif before.is_bound(root, self.namespace.get(root)) and not (fingerprint is None and "@" in path):
@@ -160,10 +160,10 @@ class ResultCollection:
         """Return whether the receiver's object at a path, with the fingerprint ``known``, can be changed in place."""
         return is_optimizer(value) or (now.can_update(known) and path not in self._relocated)
 
-    def finish(self, living: Mapping[str, Any]) -> SharedObjects:
+    def finish(self, alive: Mapping[str, Any]) -> SharedObjects:
         """Drop changes of objects that are returned whole; return the ids of the objects that are not returned whole.
 
-        ``living`` are the objects that `add_changes` was called for, by path. Nothing can be added afterwards.
+        ``alive`` are the objects that `add_changes` was called for, by path. Nothing can be added afterwards.
         """
         before, delta = self._before, self.delta
         # The parts of an object that is returned whole are new objects in the kernel: their changes are not needed.
@@ -176,14 +176,14 @@ class ResultCollection:
             contents = {
                 path: content
                 for path, content in before.contents().items()
-                if path not in self.kept and root_name(path) not in whole
+                if path not in self.not_returned and root_name(path) not in whole
             }
             outside = item_ids(contents, delta.items).merge(outside)
         del self._trial  # it holds copies of values in other memory, such as a GPU's
         for name, value in delta.values.items():
             if is_module(value):
                 self.gradients.includes(name, value, is_wanted=name in self._wanted)
-        self.kept |= _caches_kept({**living, **delta.values}, before.misses)
+        self.not_returned |= _unreturned_caches({**alive, **delta.values}, before.misses)
         return outside
 
     def _add_whole(self, name: str, value: Any, *, is_wanted: bool) -> None:
@@ -196,12 +196,12 @@ class ResultCollection:
         if reason is None:
             self.delta.values[name] = value
             return
-        part, left_out = (None, {}) if own else _copyable_part(value, self.namespace, trial.shared)
+        part, uncopied = (None, {}) if own else _copyable_part(value, self.namespace, trial.shared)
         if part is not None and _try_value(part, trial, limit) is None:
             self.delta.values[name] = part
-            self._leave_out(name, value, left_out)
+            self._record_uncopied(name, value, uncopied)
         else:
-            self.kept[name] = "" if _is_leftover(value) and not is_wanted else reason
+            self.not_returned[name] = "" if _is_leftover(value) and not is_wanted else reason
 
     def _add_restructured(self, path: str, module: Any, known: Fingerprint, *, is_wanted: bool) -> None:
         """Add the parts and the whole state of a module whose parts have changed since the fingerprint ``known``."""
@@ -232,12 +232,12 @@ class ResultCollection:
         if is_wanted or content.weights != before.weights:
             if is_state_sharded(module) and not can_read_full():
                 self.deferred_weights.add(root_name(path))
-                self.kept[path] = "its weights are divided among the workers; they come back with the next cell"
+                self.not_returned[path] = "its weights are divided among the workers; they come back with the next cell"
             elif not all(map(_has_plain_bytes, module_tensors(module).values())):
                 delta.modules[path] = module_state(module)
             else:
-                sums = None if is_state_sharded(module) else content.weights[1]
-                self.weights[path] = ReturnedWeights(module, sums)
+                checksums = None if is_state_sharded(module) else content.weights[1]
+                self.weights[path] = ReturnedWeights(module, checksums)
         has_changed = is_wanted or content.gradients != before.gradients
         if has_changed and self.gradients.includes(path, module, is_wanted=is_wanted):
             delta.gradients[path] = gradient_state(module)
@@ -254,7 +254,7 @@ class ResultCollection:
         )
         if not fits:
             size = size_text(optimizer_bytes(optimizer))
-            self.kept[path] = f"its state of {size} is {'divided' if is_state_sharded(optimizer) else 'large'}"
+            self.not_returned[path] = f"its state of {size} is {'divided' if is_state_sharded(optimizer) else 'large'}"
 
     def _add_content(self, path: str, value: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
         """Add the new content of a container, or of another object whose content can be set."""
@@ -267,26 +267,26 @@ class ResultCollection:
         sent = content if contents is None else (content, contents)
         reason = _try_value(sent, TrialPickler(self.namespace, items.merge(self._shared)), limit)
         if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
-            copyable, left_out = _split_attributes(content.values, self.namespace, self._shared)
-            self._leave_out(path, value, left_out)
-            content, reason = ObjectAttributes(copyable, left_out=frozenset(left_out)), None
+            copyable, uncopied = _split_attributes(content.values, self.namespace, self._shared)
+            self._record_uncopied(path, value, uncopied)
+            content, reason = ObjectAttributes(copyable, left_out=frozenset(uncopied)), None
         if reason is None:
             self.delta.changed[path] = content
             if contents is not None:
                 self.delta.items[path] = contents
         else:
-            self.kept[path] = reason
+            self.not_returned[path] = reason
 
-    def _leave_out(self, path: str, owner: Any, attributes: Mapping[str, str]) -> None:
-        """Record that attributes are left out, with the reasons."""
+    def _record_uncopied(self, path: str, owner: Any, attributes: Mapping[str, str]) -> None:
+        """Record attributes that cannot be copied, with the reasons."""
         for name, reason in attributes.items():
-            self.kept[f"{path}.{name}"] = reason
+            self.not_returned[f"{path}.{name}"] = reason
             with suppress(TypeError):  # an object with slots, to which there are no weak references
-                self.left_out[attribute_path(path, name)] = weakref.ref(owner)
+                self.uncopied[attribute_path(path, name)] = weakref.ref(owner)
 
 
-def _caches_kept(values: Mapping[str, Any], misses: Mapping[str, int]) -> dict[str, str]:
-    """Return why the caches stay here of functions among some values that have computed more results than before."""
+def _unreturned_caches(values: Mapping[str, Any], misses: Mapping[str, int]) -> dict[str, str]:
+    """Return, by label, why the caches of functions that have computed more results are not returned."""
     return {
         f"{label}.cache": "the notebook's function computes these results again"
         for path, value in values.items()
@@ -349,7 +349,7 @@ def _copyable_part(value: Any, namespace: Namespace, shared: Mapping[int, Shared
     """
     if type(value).__module__ != "__main__" or not is_plain_object(value):
         return None, {}
-    copyable, left_out = _split_attributes(attributes_of(value) or {}, namespace, shared)
+    copyable, uncopied = _split_attributes(attributes_of(value) or {}, namespace, shared)
     if not copyable:
         return None, {}
     try:
@@ -357,7 +357,7 @@ def _copyable_part(value: Any, namespace: Namespace, shared: Mapping[int, Shared
     except TypeError:  # it inherits from a class that is made by C code
         return None, {}
     set_attributes(part, copyable)
-    return part, left_out
+    return part, uncopied
 
 
 def _has_plain_bytes(tensor: Any) -> bool:

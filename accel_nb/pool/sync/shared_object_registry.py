@@ -248,11 +248,11 @@ class SharedObjectRegistry:
         )
 
     def record_sent(
-        self, paths: Iterable[str], namespace: Namespace, sums: Mapping[str, TensorChecksums] | None = None
+        self, paths: Iterable[str], namespace: Namespace, checksums: Mapping[str, TensorChecksums] | None = None
     ) -> None:
         """Record that the workers now hold the notebook's values of the names of ``paths``.
 
-        ``sums`` has by path those of the tensors of modules, where rank 0 has sent them with the weights.
+        ``checksums`` has by path those of the tensors of modules, where rank 0 has sent them with the weights.
         """
         names = list(dict.fromkeys(root_name(path) for path in paths))
         moved = self.forget(names)
@@ -287,7 +287,7 @@ class SharedObjectRegistry:
             shared = self.shared_ids() if entries else SharedObjects()
             for path, entry in entries.items():
                 try:
-                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared, (sums or {}).get(path))
+                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared, (checksums or {}).get(path))
                 except Exception:  # a value that cannot be copied counts as changed
                     if is_below_training_object(path):
                         self._drop_parts([path])
@@ -524,11 +524,11 @@ def _add_change(
 
 
 def _fingerprint(
-    path: str, value: Any, namespace: Namespace, shared: SharedObjects, sums: TensorChecksums | None = None
+    path: str, value: Any, namespace: Namespace, shared: SharedObjects, checksums: TensorChecksums | None = None
 ) -> Fingerprint | None:
     if "@" in path and is_loader(value):
         return content_fingerprint(value, namespace, shared)
-    fingerprint = fingerprint_of(value, namespace, shared, sums)
+    fingerprint = fingerprint_of(value, namespace, shared, checksums)
     if fingerprint is None:
         return fingerprint
     # The workers have prepared their model or optimizer: one with other parts, gradient hooks or methods is sent whole.

@@ -42,9 +42,9 @@ class RecordedParts:
         self._places = {path: places[id(module)] for path, module in modules.items()}
 
     def places_of(self, path: str) -> dict[int, str]:
-        """Return by id, for the living parts that the module at ``path`` had, their paths in this module."""
-        living = [(reference(), place) for reference, place in self._places.get(path, ())]
-        return {id(part): place for part, place in living if part is not None}
+        """Return by id, for the alive parts that the module at ``path`` had, their paths in this module."""
+        alive = [(reference(), place) for reference, place in self._places.get(path, ())]
+        return {id(part): place for part, place in alive if part is not None}
 
     def find_relocated(self, modules: Mapping[str, Any]) -> set[str]:
         """Return the paths of ``modules`` with a part that was at another place then, there or in another module."""
@@ -57,7 +57,7 @@ class RecordedParts:
         return found
 
     def shared_ids(self, paths: Iterable[str]) -> SharedObjects:
-        """Return the ids of the living parts that the modules at ``paths`` had, whichever module contains them now.
+        """Return the ids of the alive parts that the modules at ``paths`` had, whichever module contains them now.
 
         A module whose class has changed, as that of a lazy layer in its first call, is left out as a new one. A tensor
         whose dtype or size has changed is not among the owners of memory: the receiver's tensor gets other memory.
@@ -65,10 +65,10 @@ class RecordedParts:
         from accel_nb.runtime.tensors.instance_patching import innermost_class
 
         wanted = set(paths)
-        living = [(reference(), kind, size, item) for reference, kind, size, item in self._parts if item[1] in wanted]
+        alive = [(reference(), kind, size, item) for reference, kind, size, item in self._parts if item[1] in wanted]
         found = [
             (part, size, item)
-            for part, kind, size, item in living
+            for part, kind, size, item in alive
             if part is not None and (not is_module(part) or innermost_class(part) is kind)
         ]
         owners = [part for part, size, _ in found if is_tensor(part) and _dtype_and_size(part) == size]
