@@ -136,7 +136,7 @@ export interface IScaleLearningRate {
   readonly factor: number;
 }
 
-/** Set the learning rate to ``value``; parameter groups and schedules keep their proportions, as in `ScaleLearningRate`. */
+/** Set the learning rate to ``value``; as in `ScaleLearningRate`, groups and schedules keep their proportions. */
 export interface ISetLearningRate {
   readonly kind: 'set_rate';
   readonly value: number;
