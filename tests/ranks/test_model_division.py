@@ -65,6 +65,12 @@ def dropout(run: Run) -> None:
     train(run, mlp(nn.Dropout(0.4)), squared)
 
 
+def random_slopes_in_evaluation(run: Run) -> None:
+    """`RReLU` draws random numbers in training only."""
+    train(run, mlp(nn.RReLU()).eval(), squared)
+    run.print(torch.rand(()))
+
+
 def functional_noise(run: Run) -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:
@@ -562,6 +568,7 @@ DIVIDED = [
     gradients_assigned_by_data, temperature_with_its_own_optimizer, loaders_without_end,
     batch_norm, batch_norm_of_images, batch_norm_of_centred_values, penalty_through_batch_norm,
     dropout, functional_noise, attention,
+    random_slopes_in_evaluation,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
     two_loaders, accumulated, nested_outputs, squeezed, branch_without_effect, own_sampler, part_and_whole,
