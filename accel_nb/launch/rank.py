@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from accel_nb.config import Layer, resolve, using_layers
-from accel_nb.errors import AccelNbError
+from accel_nb.errors import AccelNbError, error_text
 from accel_nb.launch.rank_task import FINISHING, RankTask
 from accel_nb.launch.run_log import RunLog
 from accel_nb.launch.stall_reporter import StallReporter
@@ -116,7 +116,12 @@ class RankProgram:
         if isinstance(error, AccelNbError) and self._task.kind == "notebook":
             text = f"{type(error).__name__}: {error}\n"
         if self._task.report_file is not None:
-            report = {"type": type(error).__name__, "message": str(error), "traceback": text, "time": time.time()}
+            report = {
+                "type": type(error).__name__,
+                "message": error_text(error),
+                "traceback": text,
+                "time": time.time(),
+            }
             os.write(self._task.report_file, json.dumps(report).encode())
             return
         if get_variable("TORCHELASTIC_ERROR_FILE", ""):

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from accel_nb.cli.main import main
+from accel_nb.launch.rank_task import RankTask
 from tests.conftest import wait_for
 from tests.launch.jobs import TIMEOUT_S, launch, runs, script, start, start_torchrun, write_digits
 
@@ -54,6 +57,27 @@ def test_ranks_get_place_and_words_and_the_first_that_fails_is_named(folder: Pat
     assert (run.name, run.outcome, run.exit_code, run.args) == ("try", "failed", 1, tuple(words))
     assert run.config["cpus"] == (2, "--cpus 2 (flags)")
     assert "ValueError" in run.error
+
+
+@pytest.mark.parametrize("has_agent", [False, True])
+def test_an_error_whose_text_raises_is_reported(folder: Path, has_agent: bool, monkeypatch):
+    raising = """
+        class Bad(Exception):
+            def __str__(self):
+                return 1 / 0
+        raise Bad
+    """
+    report = folder / "report.json"
+    if has_agent:
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+    with report.open("w") as file:
+        number = None if has_agent else file.fileno()
+        task = RankTask("script", str(script(folder / "raises.py", raising)), report_file=number)
+        command = task.command(sys.executable, [])
+        ended = subprocess.run(command, pass_fds=[file.fileno()], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+    assert ended.returncode == 1
+    message = json.loads(report.read_text())["message"]
+    assert "<exception str() failed>" in (message["message"] if has_agent else message), ended.stderr
 
 
 WITH_ACCELERATE = """
