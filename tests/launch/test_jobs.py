@@ -17,6 +17,7 @@ import torch
 
 from accel_nb.cli.main import main
 from accel_nb.launch.rank_task import RankTask
+from accel_nb.pool.control.stop_escalation import GRACE_S
 from tests.conftest import wait_for
 from tests.launch.jobs import TIMEOUT_S, launch, runs, script, start, start_torchrun, write_digits
 
@@ -142,6 +143,27 @@ def test_an_interrupt_reaches_the_ranks_and_a_killed_launcher_leaves_none(folder
         process.kill()
         process.communicate(timeout=TIMEOUT_S)
     assert wait_for(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+HANDLE = f"""
+    import threading
+    forever = threading.Event()
+    try:
+        print("go", flush=True)
+        forever.wait()
+    except KeyboardInterrupt:
+        forever.wait({GRACE_S + 0.5})
+        print("saved", flush=True)
+"""
+
+
+def test_a_script_that_handles_an_interrupt_may_take_long(folder: Path):
+    with start("--cpus", "1", script(folder / "handle.py", HANDLE)) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (out, process.returncode) == ("saved\n", 128 + signal.SIGINT)
 
 
 FORK = """
