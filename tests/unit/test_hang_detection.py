@@ -42,6 +42,7 @@ IN_SUBGROUP = place(**SUBGROUP, sequence=9, entered={"0": 27, "1": 9})
     [
         ([ended(), place()], True, "rank 0 has ended and does not come: look for a branch"),
         ([ended(group=None, sequence=None), place()], True, "rank 0 has ended and does not come: look for a branch"),
+        ([ended(), place(), ended()], True, "ranks 0 and 2 have ended and do not come: look for a branch"),
         ([ended(sequence=28), place()], False, "does not come: interrupt, and look for a branch"),
         ([ended(), place(is_open=False)], False, "does not come: interrupt, and look for a branch"),
         ([place(**SUBGROUP), place(**SUBGROUP), ended(group=None, sequence=None)], False, "interrupt"),

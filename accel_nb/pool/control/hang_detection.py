@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from accel_nb.config.message_text import ranks_text
 from accel_nb.pool.engine import Engine, ObservedState
 from accel_nb.pool.messages import QueryPosition, RankPosition
 
@@ -80,10 +81,9 @@ class HangDetector:
             return {}
         rank, place = min(still.items())
         what = "a collective" if place.sequence is None else _collective(place)
-        return {
-            ended[0]: f"rank {rank} waits in {what} {_at(place)}; rank {', '.join(map(str, ended))} has ended and does "
-            f"not come: {'' if self.is_stuck else 'interrupt, and '}look for a branch that only some ranks take"
-        }
+        never = "have ended and do not come" if len(ended) > 1 else "has ended and does not come"
+        advice = f"{'' if self.is_stuck else 'interrupt, and '}look for a branch that only some ranks take"
+        return {ended[0]: f"rank {rank} waits in {what} {_at(place)}; {ranks_text(ended)} {never}: {advice}"}
 
     def _is_deadlock(self, still: Mapping[int, RankPosition], waiting: set[int]) -> bool:
         """Return whether all running ranks are in collectives that can never complete.
@@ -146,7 +146,7 @@ def find_missing(places: Mapping[int, RankPosition], unsure: set[int]) -> dict[i
             if (other.channel, other.sequence) == (newest.channel, newest.sequence)
         ]
         lines[late] = (
-            f"rank {', '.join(map(str, who))} wait{'s' * (len(who) == 1)} in {_collective(newest)} for rank {late}, "
+            f"{ranks_text(who)} wait{'s' * (len(who) == 1)} in {_collective(newest)} for rank {late}, "
             f"which is {_at(place)}"
         )
     return lines
