@@ -71,7 +71,7 @@ def test_two_layers_are_divided_only_if_what_lies_between_them_acts_on_each_numb
     for between in (nn.LayerNorm(8), nn.LayerNorm(8, elementwise_affine=False), nn.Softmax(-1), nn.BatchNorm1d(5)):
         plan = divided(nn.Sequential(nn.Linear(4, 8), between, nn.Linear(8, 4)))
         assert not plan.groups
-        assert "Sequential" in plan.left_whole
+        assert "Sequential" in plan.not_divided
 
 
 class Gated(nn.Module):
@@ -214,7 +214,7 @@ def test_a_plan_names_layers_by_numbers_of_lists_only() -> None:
     model.get_submodule("layers.0.fc1").register_forward_hook(lambda *_: None)
     plan = divided(model)
     assert [group.owner for group in plan.groups] == ["layers.1"]
-    assert plan.left_whole == {"Acting": "hooks read or change its values"}
+    assert plan.not_divided == {"Acting": "hooks read or change its values"}
 
 
 class Alone:

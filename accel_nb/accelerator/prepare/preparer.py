@@ -100,7 +100,7 @@ class ObjectsByKind:
 
 @dataclass(frozen=True)
 class WholeReading:
-    """How the work on whole batches is divided: by rows (``computes_rows``), or not at all.
+    """The division of the work on whole batches: by rows (``computes_rows``), or not at all.
 
     ``text``, for the receipt, names the models that divide rows, or the reason why there are none.
     """

@@ -19,7 +19,7 @@ _holders: Any = None
 class GradientHolder(Protocol):
     """The owner of the gradients of some parameters."""
 
-    def shown_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+    def gradient_shard(self, parameter: nn.Parameter) -> Tensor | None:
         """Return this rank's shard of a complete gradient, which `sharded.full_tensor` gathers; None without one."""
         ...
 
@@ -55,7 +55,7 @@ def is_held(tensor: Any) -> bool:
 def gradient_of(tensor: Any) -> Any:
     """Return the gradient of a leaf: ``tensor.grad``, or this rank's shard of the one that is held elsewhere."""
     holder = _holder_of(tensor)
-    return tensor.grad if holder is None else holder.shown_gradient(tensor)
+    return tensor.grad if holder is None else holder.gradient_shard(tensor)
 
 
 def set_gradient(tensor: Any, value: Any) -> None:

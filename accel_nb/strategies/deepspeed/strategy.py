@@ -55,7 +55,7 @@ from accel_nb.strategies.base import (
     copy_state,
     multiply_tensors,
 )
-from accel_nb.strategies.deepspeed.inner_optimizer import stepping_instead
+from accel_nb.strategies.deepspeed.inner_optimizer import replacing_update
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
 from accel_nb.strategies.deepspeed.local_gradients import LocalGradients
 from accel_nb.strategies.deepspeed.old_storages import replaced_storages, storages_of, storages_without_layouts
@@ -135,7 +135,10 @@ class Deepspeed(Stepping):
         return bundle
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Return why models and optimizers cannot be sharded together, or with prepared ones; None if they can."""
+        """Return the reason if models and optimizers cannot be sharded together, or with prepared ones.
+
+        None if they can.
+        """
         models = [model for model in bundle.models if id(model) not in self._prepared]
         waiting = self._unsharded()
         new = [item for item in bundle.optimizers if id(item) not in {*self._engines, *map(id, waiting)}]
@@ -270,7 +273,7 @@ class Deepspeed(Stepping):
 
     def is_gathered(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter that stage 3 holds whole for a pass, or that is stepped as a copy."""
-        return any(engine.must_count_writes(tensor) for engine in self._engines.values())
+        return any(engine.detects_writes_by_version(tensor) for engine in self._engines.values())
 
     def check_graph_can_be_kept(self) -> None:
         """Raise `MisuseError` in stage 3, whose graph has parameters that are empty again after the forward pass."""
@@ -281,7 +284,7 @@ class Deepspeed(Stepping):
             )
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the whole gradient of a parameter, gathered; changes of it have effect. Every rank must call."""
+        """Return the full gradient of a parameter, gathered; changes of it have effect. Every rank must call."""
         engine = next((engine for engine in self._engines.values() if engine.steps(parameter)), None)
         if engine is not None:
             return engine.read_gradient(parameter)
@@ -350,13 +353,13 @@ class Deepspeed(Stepping):
         engine = self._engines.get(id(optimizer))
         if engine is None:
             return step()
-        with stepping_instead(optimizer, engine.step):
+        with replacing_update(optimizer, engine.step):
             return step()
 
     def complete_state(self) -> None:
-        """Copy into the weights what code has written into tensors of state dicts; every rank must call."""
+        """Copy changes that code has made to tensors of state dicts into the weights; every rank must call."""
         for engine in self._engines.values():
-            engine.store_written()
+            engine.apply_weight_writes()
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state; of each sharded tensor this rank's rows, as a `Slice`."""
@@ -583,7 +586,7 @@ def _methods_over(plain: Any, engine: ZeroModel) -> dict[str, Callable[..., Any]
 
         Between steps a sharded parameter is empty, and would be saved empty. ``keep_vars`` returns them unchanged.
         """
-        engine.store_written()
+        engine.apply_weight_writes()
         state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
             if sharded.is_sharded(value) and not keep_vars:
@@ -602,7 +605,7 @@ def _methods_over(plain: Any, engine: ZeroModel) -> dict[str, Callable[..., Any]
             return plain.load_state_dict(self, state_dict, strict)
 
     def __deepcopy__(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        memo[id(self)] = copied = copy.deepcopy(engine.copy_of(self, is_whole=True), memo)
+        memo[id(self)] = copied = copy.deepcopy(engine.copy_model(self, is_whole=True), memo)
         return copied
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -618,9 +621,11 @@ def _methods_over(plain: Any, engine: ZeroModel) -> dict[str, Callable[..., Any]
     more = {"__call__": __call__} if engine.shards_weights else {}
     return {
         **more,
-        "__reduce_ex__": lambda self, protocol: engine.copy_of(self, is_whole=True).__reduce_ex__(protocol),
-        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(engine.copy_of(self).__reduce_ex__(protocol)),
-        "__copy__": lambda self: engine.copy_of(self, is_whole=True),
+        "__reduce_ex__": lambda self, protocol: engine.copy_model(self, is_whole=True).__reduce_ex__(protocol),
+        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(
+            engine.copy_model(self).__reduce_ex__(protocol)
+        ),
+        "__copy__": lambda self: engine.copy_model(self, is_whole=True),
         "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,

@@ -24,7 +24,7 @@ from accel_nb.runtime.torch_private import is_checked
 
 
 class Float8Gather:
-    """The weights of one divided model that are gathered in float8; every rank makes one, and makes the same calls.
+    """The weights of one sharded model that are gathered in float8; every rank makes one, and makes the same calls.
 
     ``params`` are the `FSDPParam`s of the model. Weights that other modules than float8 layers use are left out.
     """

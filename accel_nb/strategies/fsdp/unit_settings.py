@@ -1,4 +1,4 @@
-"""The arguments of `fully_shard` for the units of a model: the mesh, the precision, and when parameters are freed."""
+"""The arguments of `fully_shard` for the units of a model: mesh, precision, and resharding after the forward pass."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unit_settings(
 
 
 def expert_settings(settings: dict[str, Any], holding: Mesh, expert_mesh: Any) -> dict[str, Any]:
-    """Return the arguments of `fully_shard` for experts: their ranks are other ones, and inputs are not cast.
+    """Return the arguments of `fully_shard` for experts, which are on other ranks, and whose inputs are not cast.
 
     ``settings`` are those of the model's units, and ``expert_mesh`` is that of `MeshGroups`.
     """

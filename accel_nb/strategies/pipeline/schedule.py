@@ -1,9 +1,9 @@
 """Training steps of a model in stages by the schedules of `torch.distributed.pipelining`.
 
-A schedule computes forward and backward passes of micro-batches in an order of its own: 1F1B keeps the activations of
-fewer micro-batches than GPipe, interleaved and zero-bubble schedules wait less. It needs the loss function, since it
-computes the backward pass of one micro-batch before the forward passes of others. Sources:
-https://arxiv.org/abs/2104.04473 (1F1B, interleaved), https://arxiv.org/abs/2401.10241 (zero bubble).
+A schedule determines the order of the forward and backward passes of micro-batches: 1F1B keeps the activations of fewer
+micro-batches than GPipe, interleaved and zero-bubble schedules wait less. It needs the loss function, since it computes
+the backward pass of one micro-batch before the forward passes of others. Sources: https://arxiv.org/abs/2104.04473
+(1F1B, interleaved), https://arxiv.org/abs/2401.10241 (zero bubble).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class TrainingSchedule:
             return (loss * step.scale).reshape(1).to(_LOSS_DTYPE)
 
     def own_parameters(self, stage: Stage) -> Iterator[nn.Parameter]:
-        """Yield the parameters that a stage uses: those of its blocks, and all outside of blocks."""
+        """Yield the parameters that a stage uses: those of its blocks, and all others outside of blocks."""
         others = tuple(
             f"{name}." for number, name in enumerate(self._pipeline.plan.blocks) if number not in stage.blocks
         )
@@ -196,7 +196,7 @@ class TrainingSchedule:
             self._step = None
 
     def _loss(self, step: _Step, number: int, is_sum: bool) -> ScheduledLoss:
-        """Return the loss of the batch; raise `MisuseError` on every rank if those of micro-batches do not give it."""
+        """Return the loss of the batch; raise `MisuseError` on every rank if micro-batches do not determine it."""
         exchange = self._pipeline.exchange
         summary = torch.zeros(3, dtype=torch.float64, device=self._pipeline.device)
         if exchange.is_last:
@@ -280,7 +280,7 @@ class _ContiguousGradient(Function):
 
 
 def _check_target(target: Any, num_rows: int) -> None:
-    """Raise `MisuseError` if a tensor of the target has not as many rows as the batch."""
+    """Raise `MisuseError` if a tensor of the target has another number of rows than the batch."""
     wrong = next((value for value in find_tensors([target]) if value.dim() and len(value) != num_rows), None)
     if wrong is not None:
         raise MisuseError(

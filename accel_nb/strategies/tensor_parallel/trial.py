@@ -40,8 +40,8 @@ def try_layers(owner: nn.Module, layers: LayersToDivide, width: int, size: int) 
     ``layers`` are those of its layers that are divided together, and ``width`` is the number of features of its input.
 
     Outputs, the gradient of the input and those of all parameters are compared; a part has shards of the gradients of
-    divided parameters. Return whether in training a part draws other random numbers than the whole, as for dropout.
-    What the module computes in training is compared if it draws none.
+    divided parameters. Return whether in training a part draws other random numbers than the whole, as for dropout. If
+    it draws none, the results in training mode are compared too.
     """
     if not _takes_one_argument(owner):
         raise TrialFailed("its forward needs more than one argument, so it cannot be tried")
