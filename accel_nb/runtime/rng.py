@@ -18,7 +18,7 @@ from accel_nb.runtime.devices.registry import device_type, loaded_types
 from accel_nb.runtime.world import World
 
 CpuRngStates = tuple[tuple[bytes, Any], tuple[bytes, int, int, float], bytes]
-"""What `capture_cpu` returns: the states of Python's, NumPy's and torch's global CPU generators, as plain values."""
+"""The states of Python's, NumPy's and torch's global CPU generators as plain values, returned by `capture_cpu`."""
 
 RngStates = dict[str, Tensor]
 """Generator states by name: ``python``, ``numpy``, ``torch`` and, if requested, ``device``; all are CPU tensors."""
@@ -45,8 +45,8 @@ def derive_seed(seed: int, *keys: int | str) -> int:
 def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = None) -> int:
     """Seed Python, NumPy and torch on all devices, and return the seed.
 
-    With ``per_rank`` each rank has a different random stream, and rank 0 that of a single process. With ``step`` the
-    streams also depend on that number, so that the numbers drawn in a step do not depend on earlier steps.
+    With ``per_rank`` each rank has a different random stream, and rank 0 the stream of a single process. With ``step``
+    the streams also depend on that number, so that the numbers drawn in a step do not depend on earlier steps.
     """
     if step is not None:
         seed = derive_seed(seed, "step", step)
@@ -168,7 +168,7 @@ def _numpy_state() -> dict[str, Any]:
 
 
 def _not_host(device: torch.device | str | None) -> torch.device | None:
-    """Return a device whose generators are not those of the host, else None."""
+    """Return the device if it has its own generator, apart from the CPU's; else None."""
     if device is None:
         return None
     device = torch.device(device)

@@ -652,7 +652,10 @@ def fallbacks() -> list[str]:
 
 
 def why_unchecked() -> str | None:
-    """Return a text about an installed torch that was not checked, and what it changes; None if there is none."""
+    """Describe the consequences of an installed torch that was not checked.
+
+    None if it was checked, or torch is absent.
+    """
     version, changed = torch_version(), fallbacks()
     if version is None or not changed:
         return None

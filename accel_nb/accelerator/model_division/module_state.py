@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from accel_nb.accelerator.model_division.generators import has_state, is_generator, set_state, state_of
+from accel_nb.accelerator.model_division.random_generators import has_state, is_generator, set_state, state_of
 from accel_nb.accelerator.model_division.reachable_state import (
     CONTAINERS,
     PLAIN_TYPES,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accel_nb.accelerator.model_division.generators import is_generator
+from accel_nb.accelerator.model_division.random_generators import is_generator
 from accel_nb.runtime.code_objects import nested_codes
 from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.process.user_code import is_user_module

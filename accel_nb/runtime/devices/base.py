@@ -83,7 +83,7 @@ class DeviceType(ABC):
     """Whether each worker owns one device, and a launcher chooses which devices are visible to a process."""
 
     has_streams: ClassVar[bool] = False
-    """Whether copies can run beside the computation: streams, events and page-locked memory."""
+    """Whether copies can run concurrently with computation: streams, events and page-locked memory."""
 
     pins_memory: ClassVar[bool] = False
     """Whether page-locked host memory makes copies to the device faster."""
@@ -129,7 +129,7 @@ class DeviceType(ABC):
         return self.count() > 0
 
     def why_unusable(self) -> list[str]:
-        """Return why existing devices of this type cannot be used and what to do, one line each."""
+        """Return the reasons why existing devices of this type cannot be used, and what to do, one line each."""
         return []
 
     def visible_variables(self, first: int, count: int) -> dict[str, str]:
@@ -166,7 +166,7 @@ class DeviceType(ABC):
         return None
 
     def device_name(self, device: torch.device | str) -> str:
-        """Return the name of the product, or that of the type if it is unknown."""
+        """Return the product's name, or the type's name if it is unknown."""
         return self.name
 
     def synchronize(self, device: torch.device | str) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Xla(DeviceType):
-    """All chips of a TPU as one device of one process, or the CPU in their place.
+    """All chips of a TPU as one device of one process, or the CPU if there is no TPU.
 
     `strategies.xla` opens the device and calls `note_opened`.
     """
@@ -29,7 +29,7 @@ class Xla(DeviceType):
         return int(count_tpu_chips() > 0 and why_no_xla() is None)
 
     def why_unusable(self) -> list[str]:
-        """Return why torch_xla does not run with the installed torch."""
+        """Return the reason if torch_xla does not run with the installed torch."""
         why = why_no_xla()
         return [] if why is None else [why]
 

@@ -89,7 +89,7 @@ class Collectives:
         return self._gather_each(tensors, tensors if like is None else like, problem)
 
     def pad_across(self, nested: T, dim: int = 0, value: float = 0, *, pad_first: bool = False) -> T:
-        """Return tensors padded along ``dim`` to the longest on any rank; those without that dim are unchanged."""
+        """Return tensors padded along ``dim`` to the longest on any rank; tensors without that dim are unchanged."""
         leaves, problem = _check_tensors("pad_across_processes", nested)
         lengths = [leaf.shape[dim] if -leaf.dim() <= dim < leaf.dim() else 0 for leaf in leaves]
         if self._world.size == 1:

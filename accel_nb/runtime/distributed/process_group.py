@@ -44,7 +44,7 @@ Store = c10d.Store
 DEFAULT_TIMEOUT_S = 1800.0
 
 GLOO_RELEASE_TIMEOUT_S = 2.0
-"""How long gloo's threads may take to release finished collectives."""
+"""Maximum time in which gloo's threads release finished collectives."""
 
 _DESCRIPTORS = "/proc/self/fd"
 _KEY_PREFIX = "accel_nb"
@@ -97,9 +97,10 @@ class DefaultGroup:
     def from_environment(
         cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S, backend: str | None = None
     ) -> DefaultGroup:
-        """Open the group that ``torchrun``'s variables describe; ``backend`` defaults to that of the device type.
+        """Open the group that ``torchrun``'s variables describe.
 
-        Ranks that `accel-nb launch` starts on one machine use an anonymous file as store instead of a port.
+        ``backend`` defaults to the backend of the device type. Ranks that `accel-nb launch` starts on one machine use
+        an anonymous file as store instead of a port.
         """
         group = cls(world, timeout_s=timeout_s, owned=True, backend=backend)
         group._open(launch_store())
@@ -119,7 +120,7 @@ class DefaultGroup:
 
     @classmethod
     def exchange(cls) -> MemoryExchange | None:
-        """Return the memory through which all ranks exchange small tensors; None if there is none."""
+        """Return the shared memory through which all ranks exchange small tensors; None if there is none."""
         if cls._exchange is None or cls._exchange[0] is not dist.group.WORLD:
             return None
         return cls._exchange[1]

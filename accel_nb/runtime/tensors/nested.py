@@ -271,7 +271,7 @@ def _map_children(fn: Callable[[Any], Any], nested: Any) -> Any:
 
 
 def _with_items(nested: MutableMapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return a copy of a mapping with other items; where attributes were its items, those of the copy are too."""
+    """Return a copy of a mapping with other items; attributes that mirror items are replaced too."""
     try:  # a copy keeps attributes that the constructor does not accept
         clone = copy.copy(nested)
     except TypeError:  # its constructor needs arguments that its copy does not pass

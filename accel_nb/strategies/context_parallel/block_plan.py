@@ -74,7 +74,7 @@ def compute_shard(
         dim = next(dims)
         if dim is not None:
             return exchange.shard(tensor, dim)
-        return exchange.share(tensor) if torch.is_grad_enabled() and tensor.requires_grad else tensor
+        return exchange.replicate(tensor) if torch.is_grad_enabled() and tensor.requires_grad else tensor
 
     own_args, own_kwargs = map_tensors(shard_argument, (list(args), dict(kwargs)))
     shard = SequenceShard(exchange, length_of(plan, args, kwargs), plan.dim, plan.attention, make_mask)

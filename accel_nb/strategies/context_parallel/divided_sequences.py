@@ -208,7 +208,7 @@ class SequenceDivision:
             [plan] = run_threads(1, lambda *_: plan_block(copied, args, kwargs, self._exchange.size))
         except TrialFailed as failed:
             why = str(failed)
-        if not self._exchange.agree(plan is not None):
+        if not self._exchange.all_set(plan is not None):
             self._not_divided.setdefault(name, why)
             return None
         if plan is not None and plan.part:

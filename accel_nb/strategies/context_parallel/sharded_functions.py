@@ -113,7 +113,7 @@ class SequenceShard:
         heads = query.dim() - 3
         if heads >= 0 and not query.shape[heads] % size and not key.shape[heads] % size:
             number = query.shape[heads]
-            query, key, value = (self.exchange.spread(part, -2, heads, length) for part in (query, key, value))
+            query, key, value = (self.exchange.gather_sequence(part, -2, heads, length) for part in (query, key, value))
             mask = attn_mask
             if mask is not None and mask.dim() >= 3 and mask.shape[-3] == number:
                 mask = self.exchange.narrow(mask, mask.dim() - 3)
@@ -121,7 +121,7 @@ class SequenceShard:
                 mask, is_causal = _causal(query, length), False
             leading = (*query.shape[:heads], number)
             own = self._compute(query, key, value, mask, dropout_p, leading, heads, {**options, "is_causal": is_causal})
-            return self.exchange.collect(own, own.dim() - 2, heads, number)
+            return self.exchange.scatter_sequence(own, own.dim() - 2, heads, number)
         key, value = (self.exchange.gather(part, part.dim() - 2, length) for part in (key, value))
         mask = self._rows_of(attn_mask, query, length, is_causal)
         return self._compute(query, key, value, mask, dropout_p, query.shape[:-2], -2, options)
@@ -206,7 +206,7 @@ class _SingleRankExchange(SequenceExchange):
     def __init__(self) -> None:
         super().__init__(None, 0, 1)  # pyright: ignore[reportArgumentType]
 
-    def swapped(self, value: Tensor, given: int, gained: int, number: int, length: int) -> Tensor:
+    def all_to_all_dims(self, value: Tensor, sharded_dim: int, gathered_dim: int, number: int, length: int) -> Tensor:
         return value.clone()
 
     def gathered(self, shard: Tensor, dim: int, length: int) -> Tensor:

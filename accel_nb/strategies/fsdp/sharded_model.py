@@ -424,7 +424,7 @@ class ShardedModel:
             value = place.original
             if id(value) in dims:
                 shard = shard_of(value, dims[id(value)], mesh.index("tp"), mesh.tp).to(device)
-                divided = sharded.divided_tensor(shard, groups.device_mesh["tp"], dims[id(value)], value)
+                divided = sharded.tensor_from_shard(shard, groups.device_mesh["tp"], dims[id(value)], value)
                 place.module._parameters[place.name] = nn.Parameter(divided, value.requires_grad)
         self._layers = LayerDivision(self.model, here, LayerExchange(groups.tp), mesh.tp)
         self._classes = [type(unit) for unit in self._units]
@@ -436,7 +436,7 @@ class ShardedModel:
             for name, value in module._parameters.items():
                 if value is not None:
                     shard = shard_of(value, 0, rank, size).to(device)
-                    divided = sharded.divided_tensor(shard, groups.expert_mesh["ep"], 0, value)
+                    divided = sharded.tensor_from_shard(shard, groups.expert_mesh["ep"], 0, value)
                     module._parameters[name] = nn.Parameter(divided, value.requires_grad)
         exchange = TokenExchange(groups.ep, rank, size)  # pyright: ignore[reportArgumentType]
         self.experts = ExpertDivision(experts, exchange)

@@ -27,7 +27,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
-from accel_nb.runtime.mesh import DATA_DIMENSIONS, arrange
+from accel_nb.runtime.mesh import DATA_DIMENSIONS, arrange_mesh
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.stepped import stepped_parameters
@@ -117,8 +117,8 @@ class Fsdp(Stepping):
         dimensions, copies = self._dimensions, self._dimensions.replicates
         degrees = {"pp": dimensions.stages.number, "cp": dimensions.cp, "tp": dimensions.tp, "ep": dimensions.ep}
         shard = 1 if copies else self.options.hybrid_shard_size
-        self._place = arrange(world.rank, world.size, **degrees, shard=shard)
-        self._holding = self._place.holding(copies=copies)
+        self._place = arrange_mesh(world.rank, world.size, **degrees, shard=shard)
+        self._parameter_mesh = self._place.parameter_mesh(copies=copies)
         if dimensions.are_divided:
             self.groups = MeshGroups.open(self._place, world, copies=copies)
 
@@ -128,13 +128,13 @@ class Fsdp(Stepping):
         if self.groups is not None:
             return self.groups.device_mesh
         if self._mesh is None:
-            shape = tuple(getattr(self._holding, name) for name in self._data_dimensions)
+            shape = tuple(getattr(self._parameter_mesh, name) for name in self._data_dimensions)
             self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=self._data_dimensions)
         return self._mesh
 
     @property
     def _data_dimensions(self) -> tuple[str, ...]:
-        return DATA_DIMENSIONS if self._holding.dp_replicate > 1 else DATA_DIMENSIONS[1:]
+        return DATA_DIMENSIONS if self._parameter_mesh.dp_replicate > 1 else DATA_DIMENSIONS[1:]
 
     def model_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are built on the meta device if ``fsdp.weights`` is set."""
@@ -210,8 +210,8 @@ class Fsdp(Stepping):
         if options.weights is not None and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
             weights = open_safetensors(options.weights)
         mesh = self.device_mesh if self.groups is None else self.device_mesh[self._data_dimensions]
-        policy, holding = self.precision.policy, self._holding
-        settings = unit_settings(model, options, policy, holding=holding, mesh=mesh, device=self._device)
+        policy, parameter_mesh = self.precision.policy, self._parameter_mesh
+        settings = unit_settings(model, options, policy, parameter_mesh=parameter_mesh, mesh=mesh, device=self._device)
         expert_mesh = None if self.groups is None else self.groups.expert_mesh
         plan = self._dimensions.plan_of(model)
         try:
@@ -229,7 +229,9 @@ class Fsdp(Stepping):
                 micro_batches=self._dimensions.stages.micro_batches,
                 divides_sequences=self._dimensions.cp > 1,
                 experts=[submodule_at(model, name) for name in plan.experts],
-                expert_settings=expert_settings(settings[0], holding, expert_mesh) if expert_mesh is not None else None,
+                expert_settings=expert_settings(settings[0], parameter_mesh, expert_mesh)
+                if expert_mesh is not None
+                else None,
             )
         except AccelNbError:
             raise
@@ -292,7 +294,7 @@ class Fsdp(Stepping):
             wrapped.free_interrupted()
 
     def data_coords(self) -> tuple[int, int]:
-        """Return the index of this rank's share of the data and their number; ranks that share a layer read the same."""
+        """Return the index of this rank's share of the data and their number; ranks of one layer read the same."""
         return self._place.data_index, self._place.num_data
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:

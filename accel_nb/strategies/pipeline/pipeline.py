@@ -238,10 +238,10 @@ class Pipeline:
             results, found = self._compute_parts(args, kwargs, forward_pass, num_rows, specs)
         whole = None if results is None else join(results)
         if specs is None:
-            found.outputs = self.exchange.share_specs(whole)
+            found.outputs = self.exchange.broadcast_specs(whole)
             specs = kind.specs[key] = found
         needs = [needs for _, needs in specs.outputs]
-        outputs = self.exchange.share(
+        outputs = self.exchange.broadcast_outputs(
             None if whole is None else [value.detach() for value in whole], [spec for spec, _ in specs.outputs]
         )
         if any(needs):
@@ -348,7 +348,7 @@ class Pipeline:
                 for tensors, size in zip(parts, self._sizes(num_rows), strict=True)
             ) and all(map(is_close, whole[0], join(parts)))
         draws_random_numbers = self.exchange.any(any(not torch.equal(now[name], states[name]) for name in states))
-        return self.exchange.agree(is_equal), draws_random_numbers
+        return self.exchange.broadcast_value(is_equal), draws_random_numbers
 
     @contextmanager
     def _shared_buffers(self, kind: CallKind, num_parts: int) -> Iterator[None]:

@@ -99,7 +99,7 @@ def _column_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) 
         if not exchange.is_in_group:
             raise MisuseError(_PART_ALONE)
         layer = module()
-        return F.linear(exchange.enter(input), shard_with_gradient(layer.weight), shard_with_gradient(layer.bias))
+        return F.linear(exchange.replicate(input), shard_with_gradient(layer.weight), shard_with_gradient(layer.bias))
 
     return forward
 
@@ -107,7 +107,7 @@ def _column_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) 
 def _row_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) -> Callable[[Tensor], Tensor]:
     def forward(input: Tensor) -> Tensor:
         layer = module()
-        result = exchange.leave(F.linear(input, shard_with_gradient(layer.weight)))
+        result = exchange.sum_parts(F.linear(input, shard_with_gradient(layer.weight)))
         return result if layer.bias is None else result + layer.bias.to(result.dtype)  # which autocast may have chosen
 
     return forward
@@ -118,7 +118,7 @@ def _whole_forward(module: Callable[[], Any], forward: Any, exchange: LayerExcha
         own = module()._parameters
         before = dict(own)
         try:
-            own.update({name: value if value is None else exchange.enter(value) for name, value in before.items()})
+            own.update({name: value if value is None else exchange.replicate(value) for name, value in before.items()})
             return forward(module(), *args, **kwargs)
         finally:
             own.update(before)
