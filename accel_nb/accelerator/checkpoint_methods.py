@@ -107,7 +107,7 @@ class CheckpointMethods(ProcessView):
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return a copy of a model's full state dict; every rank must call if the model is sharded.
 
-        ``unwrap`` is ignored: keys are always those of the plain model.
+        ``unwrap`` is ignored: keys are always the names in the model before `prepare`.
         """
         state = self.components.strategy.read_state(Bundle((model,)))["models"][0]
         return dict(gather_weights(state, self._comm))

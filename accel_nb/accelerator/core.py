@@ -432,7 +432,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         if even_batches:
             return override_even_batches(loaders, True)
         strategy = self.components.strategy
-        if not strategy.capabilities.keeps_local:
+        if not strategy.capabilities.supports_local_gradients:
             raise MisuseError(
                 f"uneven inputs cannot be joined under the strategy {strategy.name!r}, since each rank holds shards "
                 "of the model; prepare the loader, so that every rank reads as many batches"

@@ -46,7 +46,7 @@ class LocalSGD:
             raise MisuseError(f"local_sgd_steps is {local_sgd_steps!r}; it must be a whole number of at least 1")
         if not any(known is model for known in self._stepper.bundle.models):
             raise MisuseError(f"this {type(model).__name__} is not prepared; call accelerator.prepare(model) before")
-        if self._is_enabled and not strategy.capabilities.keeps_local:
+        if self._is_enabled and not strategy.capabilities.supports_local_gradients:
             raise MisuseError(
                 f"the strategy {strategy.name!r} shards the model over the ranks, so there is nothing to average"
             )

@@ -40,16 +40,15 @@ class Capabilities:
     """The features of a strategy. The accelerator reads these fields; it never compares a strategy's name or type.
 
     ``priority``: ``--strategy auto`` uses the strategy with the highest one, of those that fit the world.
-    ``shards_params``: each rank holds shards of the parameters. ``native_step``: `Strategy.step` does more than the
-    precision's step; if it is False and no loss scaling is on, the optimizer's own step is called. ``keeps_local``:
+    ``shards_params``: each rank holds shards of the parameters. ``overrides_step``: `Strategy.step` does more than the
+    precision's step; otherwise, without loss scaling, the optimizer's own step is called. ``supports_local_gradients``:
     `Strategy.keep_local` is supported. ``divides_layers``: there is a method ``divide_layers`` and an attribute
     ``groups``, as of `LayerDividing`. ``replicates``: ranks hold replicas of the model, so a strategy with
-    ``divides_layers`` can replace it if layers are to be divided too. ``hides_gradients``: gradients are not in
-    ``parameter.grad``, and there are the methods of `GradientHolding`. ``stepped_dtype``: the only dtype of weights
-    that can be stepped; None
-    for any. ``places_batches``: batches are moved to the device by `Strategy.place`. ``open_device`` makes a world's
-    device the current one of this process and returns it. ``problem`` returns what is missing on this machine and what
-    to do about it; None if nothing is.
+    ``divides_layers`` can replace it if layers are to be divided too. ``holds_gradients``: gradients are held outside
+    of ``parameter.grad``, and there are the methods of `GradientHolding`. ``stepped_dtype``: the only dtype of weights
+    that can be stepped; None for any. ``places_batches``: batches are moved to the device by `Strategy.place`.
+    ``open_device`` makes a world's device the current one of this process and returns it. ``problem`` returns what is
+    missing on this machine and what to do about it; None if nothing is missing.
     """
 
     min_world: int = 1
@@ -57,11 +56,11 @@ class Capabilities:
     priority: int = 0
     device_types: frozenset[str] = frozenset({"cpu", "cuda"})
     shards_params: bool = False
-    native_step: bool = False
-    keeps_local: bool = True
+    overrides_step: bool = False
+    supports_local_gradients: bool = True
     divides_layers: bool = False
     replicates: bool = False
-    hides_gradients: bool = False
+    holds_gradients: bool = False
     stepped_dtype: torch.dtype | None = None
     places_batches: bool = False
     open_device: Callable[[World], torch.device] = _use_device_of
@@ -189,7 +188,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def report_replaced(self, call: OnReplaced) -> None:
+    def set_on_replaced(self, call: OnReplaced) -> None:
         """Call a function after each replacement of parameters of models, and of tensors in states of optimizers.
 
         Its arguments are the new ones by the ids of the old ones, and the memory of the old ones.
@@ -366,7 +365,7 @@ class LayerDividing(Protocol):
 
 
 class GradientHolding(Protocol):
-    """The further methods of a strategy whose ``capabilities.hides_gradients`` is set.
+    """The further methods of a strategy whose ``capabilities.holds_gradients`` is set.
 
     Between cells its gradients are read and replaced by `accel_nb.runtime.distributed.held_gradients`.
     """
@@ -433,7 +432,7 @@ class Stepping:
     def prepare_for_plain_cells(self) -> None:
         """Do nothing."""
 
-    def report_replaced(self, call: OnReplaced) -> None:
+    def set_on_replaced(self, call: OnReplaced) -> None:
         """Do nothing: models keep their parameters."""
 
     def check_graph_can_be_kept(self) -> None:

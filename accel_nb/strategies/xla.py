@@ -73,7 +73,7 @@ class Xla(ReplicaStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(
         priority=10,
         device_types=frozenset({"cpu", "xla"}),
-        native_step=True,
+        overrides_step=True,
         places_batches=True,
         open_device=_open_device,
         problem=why_no_xla,

@@ -220,7 +220,7 @@ class TrainingState:
     def _state_tree(self, comm: Communicator, url: str, draft_url: str) -> dict[str, Any]:
         """Return the state of the ranks of ``comm`` as a tree; tensors are not copied. Hooks receive ``draft_url``."""
         bundle, window = self._stepper.bundle, self._stepper.window
-        if window.num_pending and self._stepper.strategy.capabilities.hides_gradients:
+        if window.num_pending and self._stepper.strategy.capabilities.holds_gradients:
             raise CheckpointError(
                 f"{url} was not saved: strategy {self._stepper.strategy.name!r} cannot store the gradients of an "
                 f"accumulation window that is open ({window.num_pending} of {window.size} batches); save after a step"
@@ -483,7 +483,7 @@ class TrainingState:
                 f"an open accumulation window was dropped: it was saved with accumulate {progress['accumulate']}, and "
                 f"now it is {window.size}"
             )
-        if held and self._stepper.strategy.capabilities.hides_gradients:
+        if held and self._stepper.strategy.capabilities.holds_gradients:
             held = 0
             notes.append(
                 f"an open accumulation window was dropped: strategy {self._stepper.strategy.name!r} cannot restore its "

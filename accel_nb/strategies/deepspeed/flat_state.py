@@ -51,11 +51,11 @@ class FlatState:
         self._load(optimizer.state)
         self._on_read = optimizer.register_state_dict_post_hook(self._gather_state)
 
-    def load(self, states: Mapping[nn.Parameter, Mapping[str, Any]], read_whole: Callable[[Any], Any]) -> None:
-        """Replace the state by ``states``; ``read_whole`` returns a whole tensor of it. Every rank must call."""
+    def load(self, states: Mapping[nn.Parameter, Mapping[str, Any]], read_full: Callable[[Any], Any]) -> None:
+        """Replace the state by ``states``; ``read_full`` returns a whole tensor of it. Every rank must call."""
         self._optimizer.state.clear()
         self._inner.state.clear()
-        self._load(states, read_whole)
+        self._load(states, read_full)
 
     def load_changes(self) -> None:
         """Load changes that code has made to the state of the user's optimizer since it was set there."""
@@ -110,14 +110,14 @@ class FlatState:
         }
 
     def _load(
-        self, states: Mapping[Any, Mapping[str, Any]], read_whole: Callable[[Any], Any] = lambda value: value
+        self, states: Mapping[Any, Mapping[str, Any]], read_full: Callable[[Any], Any] = lambda value: value
     ) -> None:
         """Copy state, by parameter, into the flat tensors; missing entries count as zero."""
         for flat, places in self._flats:
             known = [states[place.parameter] for place in places if states.get(place.parameter)]
             if not known:
                 continue
-            counts = {float(read_whole(entries["step"])) for entries in known if "step" in entries}
+            counts = {float(read_full(entries["step"])) for entries in known if "step" in entries}
             if len(counts) > 1:
                 raise MisuseError(
                     f"parameters of one group of the {type(self._optimizer).__name__} were stepped "
@@ -126,14 +126,14 @@ class FlatState:
                 )
             for name, example in known[0].items():
                 if not _has_elements(name, places, states):
-                    self._inner.state[flat][name] = _copy_value(read_whole(example))
+                    self._inner.state[flat][name] = _copy_value(read_full(example))
                     continue
                 buffer = self._inner.state[flat][name] = torch.zeros_like(flat, requires_grad=False)
                 for place in places:
                     value = states.get(place.parameter, {}).get(name)
                     if value is None:
                         continue
-                    value = read_whole(value)
+                    value = read_full(value)
                     start, length = place.shard.ranges[place.shard.rank]
                     own = (
                         sharded.local_shard(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]

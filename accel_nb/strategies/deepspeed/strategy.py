@@ -80,8 +80,8 @@ class Deepspeed(Stepping):
     options: DeepspeedOptions
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        min_world=2, priority=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
-        stepped_dtype=STEPPED_DTYPE, problem=_why_no_deepspeed,
+        min_world=2, priority=30, shards_params=True, overrides_step=True, supports_local_gradients=False,
+        holds_gradients=True, stepped_dtype=STEPPED_DTYPE, problem=_why_no_deepspeed,
     )  # fmt: skip
 
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
@@ -167,7 +167,7 @@ class Deepspeed(Stepping):
         """Keep the gradients when a model is unwrapped, as plain cells expect."""
         self._keeps_gradients = True
 
-    def report_replaced(self, call: OnReplaced) -> None:
+    def set_on_replaced(self, call: OnReplaced) -> None:
         """Call a function after each replacement of the memory of parameters, which remain the same objects."""
         self._on_replaced = call
 

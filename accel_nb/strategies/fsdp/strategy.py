@@ -70,7 +70,7 @@ class Fsdp(Stepping):
     options: FsdpOptions
     name: ClassVar[str] = "fsdp"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        min_world=2, priority=40, shards_params=True, keeps_local=False, divides_layers=True
+        min_world=2, priority=40, shards_params=True, supports_local_gradients=False, divides_layers=True
     )
 
     def __init__(self, options: FsdpOptions | None, precision: Precision) -> None:
@@ -105,7 +105,7 @@ class Fsdp(Stepping):
         """
         self._dimensions.ep, self._dimensions.replicates = size, replicates
 
-    def report_replaced(self, call: OnReplaced) -> None:
+    def set_on_replaced(self, call: OnReplaced) -> None:
         """Call a function when parameters are sharded or restored, with the new ones by the ids of the old."""
         self._on_replaced = call
 
