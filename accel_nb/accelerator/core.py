@@ -158,8 +158,8 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
             sharding_plugin=fsdp_plugin or deepspeed_plugin,
         )  # fmt: skip
         self.components = parts = build_components(
-            self, settings, comm=comm, world=world, cpu=cpu, sink=sink, registry=registry, is_placing=device_placement,
-            rng_types=rng_types,
+            self, settings, comm=comm, world=world, cpu=cpu, sink=sink, registry=registry,
+            moves_objects=device_placement, rng_types=rng_types,
         )  # fmt: skip
         self._world, self._comm, self._collectives = parts.world, parts.comm, parts.collectives
         self._device, self._sink, self._stepper, self._tracked = parts.device, parts.sink, parts.stepper, parts.tracked

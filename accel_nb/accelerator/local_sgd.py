@@ -23,9 +23,9 @@ class LocalSGD:
     so that all ranks continue with equal state; the state of a parameter that some rank has not updated is removed.
     Every rank must make the same number of steps. With one rank, or ``enabled=False``, nothing changes.
 
-    Both are averaged before a checkpoint is saved, too. If an error ends the block, they are averaged where all ranks
-    come next: at the beginning of a loop over a prepared loader or of another block, or before a checkpoint is saved.
-    `Accelerator.backward` raises `MisuseError` before that.
+    Weights and optimizer state are averaged before a checkpoint is saved, too. If an error ends the block, they are
+    averaged at the next point that all ranks reach: the beginning of a loop over a prepared loader or of another block,
+    or a save. `Accelerator.backward` raises `MisuseError` before that.
 
     With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same
     as that of averaging gradients.

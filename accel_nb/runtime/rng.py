@@ -77,7 +77,7 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
         states["numpy_gauss"] = torch.tensor([state["gauss"]], dtype=torch.float64, device="cpu")
     if "torch" in parts:
         states["torch"] = torch.get_rng_state()
-    if (own := _not_host(device)) is not None:
+    if (own := _device_with_generator(device)) is not None:
         states["device"] = device_type(own).get_rng_state(own)
     return states
 
@@ -124,7 +124,7 @@ def restore(states: Mapping[str, Tensor], device: torch.device | str | None = No
         np.random.set_state(("MT19937", key, position, has_gauss, states["numpy_gauss"].item()))
     if "torch" in states:
         torch.set_rng_state(states["torch"])
-    if "device" in states and (own := _not_host(device)) is not None:
+    if "device" in states and (own := _device_with_generator(device)) is not None:
         device_type(own).set_rng_state(states["device"], own)
 
 
@@ -167,7 +167,7 @@ def _numpy_state() -> dict[str, Any]:
     return state
 
 
-def _not_host(device: torch.device | str | None) -> torch.device | None:
+def _device_with_generator(device: torch.device | str | None) -> torch.device | None:
     """Return the device if it has its own generator, apart from the CPU's; else None."""
     if device is None:
         return None

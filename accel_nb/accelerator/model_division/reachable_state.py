@@ -185,7 +185,7 @@ class PlainSource(NamedTuple):
     container: Any
     keys: Collection[Any]
     is_complete: bool = True
-    """Whether the code may read each value that the container gets later."""
+    """Whether the code may also read values that are added to the container later."""
 
 
 def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:

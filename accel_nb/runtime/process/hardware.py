@@ -152,7 +152,7 @@ def _minor(version: str) -> str:
 def why_unusable(gpu: Gpu, cuda: tuple[int, int] | None) -> str | None:
     """Return the reason if torch built for this version of CUDA cannot use a device, and what to do; None if it can.
 
-    PyTorch's builds for CUDA 12.8 and newer begin with compute capability 7.5, those for older ones with 5.0.
+    PyTorch's builds for CUDA 12.8 and newer need at least compute capability 7.5, older builds at least 5.0.
     """
     if cuda is None:
         return f"GPU {gpu.index} ({gpu.name}): torch is a build for CPUs; install a CUDA build, or use --cpus N"

@@ -62,7 +62,7 @@ class _Exchange:
             is_any = True
             state = self._state.get(value)
             like = [value.grad, *(item for item in state.values() if _has_dims(item))] if state else [value.grad]
-            if type(shard) is not Tensor or not all(item is None or _is_divided_alike(item, value) for item in like):
+            if type(shard) is not Tensor or not all(item is None or _is_sharded_alike(item, value) for item in like):
                 return False
         return is_any and not any(group.get("differentiable") for group in self._optimizer.param_groups)
 
@@ -115,7 +115,7 @@ def _has_dims(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-def _is_divided_alike(tensor: Any, parameter: Any) -> bool:
+def _is_sharded_alike(tensor: Any, parameter: Any) -> bool:
     return (
         sharded.is_sharded(tensor)
         and tensor.placements == parameter.placements
