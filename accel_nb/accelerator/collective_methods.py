@@ -80,7 +80,7 @@ class CollectiveMethods(ProcessView):
         return values
 
     def broadcast_object_list(self, values: list[Any], from_process: int = 0) -> list[Any]:
-        """Replace a list's items by those of the list of one rank, in place, and return it; see `gather_object`."""
+        """Replace a list's items by the items of one rank's list, in place, and return it; see `gather_object`."""
         values[:] = self._collectives.broadcast_object(values, from_process)
         return values
 

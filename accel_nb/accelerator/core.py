@@ -187,7 +187,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
 
     @property
     def has_whole_gradients(self) -> bool:
-        """Whether gradients are those of all ranks: not of open windows, nor scaled, nor incomplete.
+        """Whether gradients are averaged over all ranks: not of open windows, nor scaled, nor incomplete.
 
         Those of explicit cells that the strategy holds are not in ``parameter.grad`` for any code.
         """
@@ -541,7 +541,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self.components.run.begin(resume)
 
     def end_run(self) -> list[str]:
-        """Wait for the background save, and return lines that report what was resumed and saved."""
+        """Wait for the background save, and return lines about the resumed and saved checkpoints."""
         return self.components.run.end()
 
     def fingerprint(self) -> str | None:
@@ -556,7 +556,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self._stepper.strategy.end_interrupted_pass()
 
     def end_interrupted_run(self) -> list[str]:
-        """Return lines about what an interrupted run has saved; waits for the other ranks only if all have stopped."""
+        """Return lines about an interrupted run's checkpoints; waits for the other ranks only if all have stopped."""
         return self.components.run.end_interrupted()
 
     # --- reports ---

@@ -304,7 +304,7 @@ class LocalStore:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock a file; do nothing where files cannot be locked: there `LocalStore.remove_stale` keeps what it finds."""
+    """Lock a file; do nothing on file systems without locks, where `LocalStore.remove_stale` removes nothing."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

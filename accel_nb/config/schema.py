@@ -81,7 +81,7 @@ def _strategy(value: str) -> str:
 
 
 class _Options(Section):
-    """The options of a run, without those of strategies."""
+    """The options of a run, without the sections of strategies."""
 
     checkpoint: CheckpointOptions = Field(
         default_factory=CheckpointOptions, description="Where checkpoints are saved, and how many are kept."

@@ -1,4 +1,4 @@
-"""The groups of options: one for each strategy, and those of data, checkpoints, number formats and monitoring."""
+"""The groups of options: one for each strategy, and groups for data, checkpoints, number formats and monitoring."""
 
 from typing import Annotated, Any, Literal
 

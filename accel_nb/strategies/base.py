@@ -443,7 +443,7 @@ class Stepping:
         return False
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Drop gradients, including those of an incomplete accumulation window."""
+        """Drop gradients, also of an incomplete accumulation window."""
         for parameter in stepped_parameters(*bundle.optimizers):
             parameter.grad = None
 
@@ -524,7 +524,7 @@ def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
 
 
 def multiply_tensors(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
-    """Multiply tensors in place, those of one dtype and device in one call; no tensor is copied to the host."""
+    """Multiply tensors in place, in one call for each dtype and device; no tensor is copied to the host."""
     has_foreach = is_checked("foreach")
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:

@@ -33,7 +33,7 @@ def with_chain_input(
 
 
 class CallHooks:
-    """The hooks on calls of some modules, which could read or change values, without those of wrappers.
+    """The hooks on calls of some modules, which could read or change values, except hooks of wrappers.
 
     Hooks of the library that defines a module's class are included if ``includes_library_hooks`` is set.
     """

@@ -186,7 +186,7 @@ def _is_same(value: Any, content: Any) -> bool:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Set the items of a container to those of its earlier copy."""
+    """Set the items of a container to the items of its earlier copy."""
     if isinstance(container, list | deque):
         container.clear()
         container.extend(content)

@@ -505,7 +505,7 @@ def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int 
 
 
 def is_equal(one: Any, other: Any, tolerance: float, factor: float = 1.0) -> bool:
-    """Return whether values are equal within ``tolerance``, or ``factor`` times that of their dtypes if larger."""
+    """Return whether values are equal within ``tolerance``, or ``factor`` times their dtypes' tolerance if larger."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
             return False

@@ -349,7 +349,7 @@ class ProfileKwargs(KwargsHandler):
     output_trace_dir: str | os.PathLike[str] | None = None
 
     def as_options(self) -> dict[str, Any]:
-        """Return no options: the fields are those of `Accelerator.profile` only."""
+        """Return no options: only `Accelerator.profile` uses the fields."""
         return {}
 
 

@@ -137,7 +137,7 @@ class LoopDivision:
             self._begin_first_batch(loop, loader)
 
     def synchronize_rng(self) -> None:
-        """Set the random states of all ranks to those of rank 0, if they differ; every rank of the cell must call."""
+        """Set the random states of all ranks to rank 0's, if they differ; every rank of the cell must call."""
         if self._stepper.has_rank_rng and not self._is_partial:
             synchronize_rng_states(("python", "numpy", "torch"))
             self._accelerator.note_equal_rng()

@@ -540,7 +540,7 @@ def _copy_tensors(tree: Any) -> Any:
 
 
 def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
-    """Return a model's tensors and the versions of its modules; buffers, which may differ, are those of rank 0."""
+    """Return a model's tensors and the versions of its modules; buffers, which may differ among ranks, are rank 0's."""
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {
         "values": {

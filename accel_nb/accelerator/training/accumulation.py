@@ -132,7 +132,7 @@ class AccumulationWindow:
 
     @property
     def num_trained(self) -> int:
-        """The number of micro-batches that were trained on in total, including those of the open window."""
+        """The total number of micro-batches that were trained on, including the open window."""
         return self._num_ended + (self._in_block and self.has_backward)
 
     def resume(self, num_pending: int) -> None:

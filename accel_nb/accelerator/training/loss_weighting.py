@@ -35,7 +35,7 @@ class LossWithFactor(NamedTuple):
 
 
 class LossWeights:
-    """Weights the losses of one rank, so that the gradients of all ranks combine to those of the whole batch."""
+    """Weights the losses of one rank, so that all ranks' gradients combine to the gradients of the whole batch."""
 
     def __init__(self, world: World, comm: Communicator) -> None:
         # Whether a loss that is a sum over samples stays a sum over the whole batch, as on one device.

@@ -38,7 +38,7 @@ class ParameterReferences:
         self._views = WeakIdKeyDictionary()
 
     def replace(self, changed: Mapping[int, Tensor], memory: ParameterMemory) -> None:
-        """Replace parameters by id, and tensors with all of a parameter's ``memory``, as those of a state dict."""
+        """Replace parameters by id, and tensors with all of a parameter's ``memory``, such as state dict values."""
         _Replacement(changed, memory, self._views).replace_items(self._namespace(), 0)
 
 

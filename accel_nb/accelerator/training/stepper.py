@@ -266,7 +266,7 @@ class Stepper:
         return self.computes_in_main_thread and is_in_other_thread()
 
     def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
-        """Step an optimizer if the window closes; return what the closure returned."""
+        """Step an optimizer if the window closes; return the result of the closure."""
         if self.computes_alone():
             return proxy.step_alone()
         proxy.num_step_calls += 1
@@ -510,7 +510,7 @@ class Stepper:
         return result
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Call an optimizer's closure and return its loss as that of the whole batch."""
+        """Call an optimizer's closure and return the loss of the whole batch."""
         if self.world.size == 1 or self.is_joined:
             return closure()
         return self._closure_loss.evaluate(closure)

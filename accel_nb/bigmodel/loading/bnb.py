@@ -72,7 +72,7 @@ class BnbQuantizationConfig:
         )
 
     def quantize(self, model: nn.Module, dtype: torch.dtype | str | None = None) -> None:
-        """Replace linear layers of a model in place; ``dtype`` is that of the computation (None: the layers' own)."""
+        """Replace linear layers of a model in place; they compute in ``dtype`` (None: the layers' own)."""
         kept = self.keep_in_fp32_modules or ()
         quantize_model(model, self.as_quantization(), dtype=dtype, keep_in_fp32_modules=kept)
 

@@ -298,7 +298,7 @@ class ModelTensorSlot:
         return self.tensor.numel() * self.dtype.itemsize
 
     def target_device(self, wanted: torch.device | None) -> torch.device:
-        """Return the device after loading: ``wanted``, else that of the model's tensor."""
+        """Return the device after loading: ``wanted``, else the device of the model's tensor."""
         return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
 
     def can_fill_in_place(self, device: torch.device) -> bool:

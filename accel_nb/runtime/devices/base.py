@@ -118,7 +118,7 @@ class DeviceType(ABC):
 
     @abstractmethod
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
-        """Set a device's own generator to what `get_rng_state` returned."""
+        """Set a device's own generator to a state that `get_rng_state` has returned."""
 
     def load(self, device: torch.device | str) -> dict[str, float]:
         """Return the values of a device's sensors, by name with unit, such as ``GPU utilization (%)``; may be empty."""

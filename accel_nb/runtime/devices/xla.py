@@ -52,7 +52,7 @@ class Xla(DeviceType):
         return torch.tensor([state - 2**64 if state >= 2**63 else state], dtype=torch.int64, device="cpu")
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
-        """Set the generator to what `get_rng_state` returned."""
+        """Set the generator to a state that `get_rng_state` has returned."""
         import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
 
         xm.set_rng_state(int(state[0]) % 2**64, str(device))

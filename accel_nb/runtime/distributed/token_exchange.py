@@ -24,7 +24,7 @@ class Exchange(Protocol):
         ...
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each rank, and return what each has sent here, in rank order."""
+        """Send one part to each rank, and return the received parts, in rank order."""
         ...
 
 

@@ -73,7 +73,7 @@ def _module_name(frame: types.FrameType) -> str:
 
 
 def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
-    """Yield the frames from the caller's up to the cell's own, without those of this package."""
+    """Yield the frames from the caller's up to the cell's own, except this package's."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] != _OWN:

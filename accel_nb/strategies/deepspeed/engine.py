@@ -184,7 +184,7 @@ class ZeroModel:
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of the copies of weights that this rank steps; 0 where it steps those of the model."""
+        """Bytes of the copies of weights that this rank steps; 0 if it steps the model's weights."""
         if self._steps_weights:
             return 0
         shown = {value.ds_tensor.untyped_storage().data_ptr() for value in self._parameters} if self._stage == 3 else ()

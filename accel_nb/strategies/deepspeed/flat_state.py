@@ -71,7 +71,7 @@ class FlatState:
         return len(found) != len(self._shown) or any(map(operator.is_not, found, self._shown))
 
     def _entries(self) -> list[Any]:
-        """Return the parameters, names and values of the user's optimizer's state; the order is that of its dicts."""
+        """Return the parameters, names and values of the user's optimizer's state, in the order of its dicts."""
         found: list[Any] = []
         for parameter, entries in self._optimizer.state.items():
             found.append(parameter)

@@ -79,7 +79,7 @@ def unmark_partitioned(parameters: Iterable[Any]) -> None:
 
 
 class PartitionedParameter(nn.Parameter):
-    """A parameter with which computations raise outside of passes; its shape is that of the whole parameter.
+    """A parameter with which computations raise outside of passes; it has the shape of the full parameter.
 
     Its data is empty there. If DeepSpeed keeps it whole, it can be read; writes raise, since they would have no effect.
     """

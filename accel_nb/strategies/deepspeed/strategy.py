@@ -488,7 +488,7 @@ class Deepspeed(Stepping):
                     yield gradient
 
     def _other_chosen(self, parameters: Iterable[Tensor] | None) -> list[Tensor]:
-        """Return the averaged gradients of those of ``parameters`` that no optimizer steps; every rank must call."""
+        """Return the averaged gradients of the ``parameters`` that no optimizer steps; every rank must call."""
         wanted = set() if parameters is None else {id(value) for value in parameters}
         others = [value for value in self._others() if id(value) in wanted]
         if not others:
@@ -579,7 +579,7 @@ def _separate(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _methods_over(plain: Any, engine: ZeroModel) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a sharded module that differ from those of its plain class."""
+    """Return the methods of a sharded module that differ from its plain class."""
 
     def state_dict(self: Any, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Return the full parameters where all ranks gather, as in a plain cell; raise `MisuseError` elsewhere.

@@ -430,7 +430,7 @@ class ShardedModel:
         self._classes = [type(unit) for unit in self._units]
 
     def _divide_experts(self, experts: Sequence[nn.Module], groups: MeshGroups, device: torch.device) -> None:
-        """Replace the parameters of experts by those of this rank's experts, which `fully_shard` shards further."""
+        """Replace the parameters of experts by slices for this rank's experts, which `fully_shard` shards further."""
         rank, size = groups.ep.world.rank, groups.ep.world.size
         for module in experts:
             for name, value in module._parameters.items():
@@ -526,7 +526,7 @@ class ShardedModel:
 
 
 def _attributes_of(parameter: nn.Parameter) -> dict[str, Any]:
-    """Return the attributes that code has set on a parameter, without those of torch and of this package."""
+    """Return the attributes that code has set on a parameter, except torch's and this package's."""
     hidden = ("_accel_nb", "_fsdp", "_is_param")
     return {name: value for name, value in vars(parameter).items() if not name.startswith(hidden)}
 
@@ -587,7 +587,7 @@ def _state_of(unit: nn.Module) -> Any:
 
 
 def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a sharded module that differ from those of its plain class."""
+    """Return the methods of a sharded module that differ from its plain class."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         """Refuse objects of a class that code derives from this one, as libraries of functional models do."""

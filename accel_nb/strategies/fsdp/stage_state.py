@@ -1,4 +1,4 @@
-"""Optimizer states of models in stages: a rank has the states of the parameters of its own stage."""
+"""Optimizer states of models in stages: a rank has states only for the parameters of its stage."""
 
 from __future__ import annotations
 

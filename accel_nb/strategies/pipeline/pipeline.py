@@ -499,7 +499,7 @@ class Pipeline:
             self._computes_stages = False
 
     def compute_gradients(self, forward_pass: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """Compute the gradients of this rank's stage, and return those of the model's arguments."""
+        """Compute the gradients of this rank's stage, and return the gradients of the model's arguments."""
         if not self.accepts_backward:
             raise MisuseError(
                 f"the gradients of {self._kind} are computed by stages, for all parameters at once: call "
@@ -582,7 +582,7 @@ def rows_of(value: Any, num_rows: int, start: int, length: int) -> Any:
 
 
 def join(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the tensors of a batch, joined from those of its micro-batches."""
+    """Return the tensors of a batch, joined from the tensors of its micro-batches."""
     if len(parts) == 1:
         return list(parts[0])
     return [torch.cat(column) for column in zip(*parts, strict=True)]

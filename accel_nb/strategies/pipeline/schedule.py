@@ -160,7 +160,7 @@ class TrainingSchedule:
             return (loss * step.scale).reshape(1).to(_LOSS_DTYPE)
 
     def own_parameters(self, stage: Stage) -> Iterator[nn.Parameter]:
-        """Yield the parameters that a stage uses: those of its blocks, and all others outside of blocks."""
+        """Yield the parameters that a stage uses: of its blocks, and all parameters outside of blocks."""
         others = tuple(
             f"{name}." for number, name in enumerate(self._pipeline.plan.blocks) if number not in stage.blocks
         )
@@ -305,5 +305,5 @@ class _StageModule(nn.Module):
         return self._schedule.compute_stage(self.stage, int(index), received)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield the trained parameters of this stage, whose gradients schedules compute apart from those of inputs."""
+        """Yield the trained parameters of this stage, whose gradients a schedule may compute after those of inputs."""
         return self._schedule.own_parameters(self.stage)

@@ -1,4 +1,4 @@
-"""Hooks on a model's calls and gradients that are no part of the model: the user's own, and those of other libraries.
+"""Detection of hooks on a model's calls and gradients that the user or other libraries have registered.
 
 It is unknown how they use the values that they receive, such as the features of each sample.
 """

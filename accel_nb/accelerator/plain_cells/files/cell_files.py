@@ -1,4 +1,4 @@
-"""Detection of the file operations of a plain cell: those of its own code, and of threads that it has started."""
+"""Detection of the file operations of a plain cell, by its code and by threads that it has started."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class PathView(CellFiles):
         ]
 
     def _mode(self, full: str, *, follows_link: bool = False) -> int | None:
-        """Return the mode of what this rank finds at a path; None for nothing, `UNKNOWN` if that is uncertain."""
+        """Return the mode of the file or folder that this rank finds at a path, if any; `UNKNOWN` if uncertain."""
         if full in self._files:
             return stat.S_IFREG
         if full in self._folders:

@@ -158,7 +158,7 @@ class SharedFiles(CellFiles):
         return remove
 
     def make_rmtree(self, original: Function) -> Function:
-        """Return an ``rmtree`` that records what is in a folder, and then the folder itself."""
+        """Return an ``rmtree`` that records the contents of a folder, and then the folder itself."""
 
         @functools.wraps(original)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
