@@ -44,7 +44,7 @@ class CollectiveMethods(ProcessView):
         them: the result is a list of all ranks' values, or of the items of their lists or tensors. With
         ``use_gather_object`` a single process gets its own value back, as it is.
 
-        Rows are those of tensors, NumPy arrays and lists at any depth. A list has the rows of the samples, or an item
+        Tensors, NumPy arrays and lists at any depth have rows. A list has the rows of the samples, or an item
         for each field if only the lengths of its items are multiples of the number of samples. Raises `MisuseError` on
         every rank if rows of repeated samples cannot be determined, or the ranks pass values of different kinds.
         """

@@ -63,7 +63,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
     """Prepares models, optimizers, schedulers and loaders to train on all devices of its world.
 
     Every rank builds one and makes the same calls. Accelerators share no state: several may exist at the same time, if
-    each has its own objects. The values of options that are not given are those of the cell's flags, or the defaults.
+    each has its own objects. Options that are not given have the values of the cell's flags, or the defaults.
 
     Args:
         mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device supports.

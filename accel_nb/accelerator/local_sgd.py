@@ -27,8 +27,8 @@ class LocalSGD:
     averaged at the next point that all ranks reach: the beginning of a loop over a prepared loader or of another block,
     or a save. `Accelerator.backward` raises `MisuseError` before that.
 
-    With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same
-    as that of averaging gradients.
+    With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same as
+    with averaged gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
     float16, whose loss scale would differ between ranks.

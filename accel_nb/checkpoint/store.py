@@ -137,7 +137,7 @@ class LocalStore:
     def begin(self, name: str, save_id: str) -> str:
         """Create the temporary folder, with a lock that this process holds until the save ends.
 
-        Raises `CheckpointError` if the name is that of a file or a link.
+        Raises `CheckpointError` if there is a file or a link of this name.
         """
         target, folder = self._root / name, temporary_name(name, save_id)
         if target.is_symlink() or (target.exists() and not target.is_dir()):

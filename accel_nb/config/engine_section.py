@@ -34,7 +34,7 @@ LOCALHOST = "localhost"
 
 
 def _distinct(value: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
-    """Return hosts without duplicates, except of this machine, which may stand for several nodes."""
+    """Return hosts without duplicates, except this machine, which may be several nodes."""
     if not isinstance(value, tuple):
         return value
     return tuple(host for number, host in enumerate(value) if host == LOCALHOST or host not in value[:number])

@@ -5,7 +5,7 @@ Three ways to read them:
 - *whole*: every rank reads each batch, and uses its share of it.
 - *dispatched*: rank 0 reads, and sends each rank its share (`accel_nb.data.dispatch`).
 - *own shards*: the dataset divides itself (``shard(num_shards=, index=)``), each rank reads its own shard, and in each
-  step the ranks exchange the sizes of their batches. The order differs from that of one process.
+  step the ranks exchange the sizes of their batches. The order differs from the order in one process.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class Capabilities:
     ``divides_layers`` can replace it if layers are to be divided too. ``holds_gradients``: gradients are held outside
     of ``parameter.grad``, and there are the methods of `GradientHolding`. ``stepped_dtype``: the only dtype of weights
     that can be stepped; None for any. ``places_batches``: batches are moved to the device by `Strategy.place`.
-    ``open_device`` makes a world's device the current one of this process and returns it. ``problem`` returns what is
-    missing on this machine and what to do about it; None if nothing is missing.
+    ``open_device`` makes a world's device the current one of this process and returns it. ``problem`` describes missing
+    requirements of this machine and the remedy; None if nothing is missing.
     """
 
     min_world: int = 1
@@ -129,9 +129,9 @@ class Bundle:
 class Strategy(Protocol):
     """Interface of a strategy: how ranks train together. It is built by ``cls(options, precision)``.
 
-    ``options`` is the section of the configuration with the strategy's name; None stands for the section's defaults.
-    Every rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state`
-    and `write_state` may wait for other ranks.
+    ``options`` is the section of the configuration with the strategy's name; None means the section's defaults. Every
+    rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state` and
+    `write_state` may wait for other ranks.
     """
 
     name: ClassVar[str]
@@ -282,7 +282,7 @@ class Strategy(Protocol):
         ...
 
     def statistics(self) -> dict[str, float]:
-        """Return numbers of the latest step to draw beside the loss, by name."""
+        """Return numbers of the latest step, by name, which the panel draws like the loss."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Gradients of a backward pass that no wrapper averages, so that they differ among ranks until they are averaged here.
 
 With DDP they arise in calls that it does not prepare: in evaluation mode, by a second backward pass, of parameters that
-were frozen when DDP was set up. With FSDP they are those of scalars, which cannot be divided.
+were frozen when DDP was set up. With FSDP they are the gradients of scalars, which cannot be sharded.
 """
 
 from __future__ import annotations

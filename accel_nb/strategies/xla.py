@@ -1,8 +1,8 @@
 """PyTorch/XLA: operations are recorded, compiled as one program for each step, and run on every chip of a process.
 
-One process owns all chips that are visible to it (SPMD): in the program tensors are whole, a batch is divided
-along its first dim over a mesh of the chips, and the compiler inserts the collectives between them. Several processes,
-each with a chip of its own, average gradients through the communicator instead.
+One process owns all chips that are visible to it (SPMD): in the program tensors are whole, a batch is divided along its
+first dim over a mesh of the chips, and the compiler inserts the collectives between them. Several processes, each with
+one chip, average gradients through the communicator instead.
 
 A step's program is compiled when its shapes are first seen, so nothing here may depend on numbers, only on shapes.
 """

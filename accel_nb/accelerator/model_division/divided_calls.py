@@ -113,7 +113,7 @@ class DividedCalls:
         # Called with a model's name, a number of calls that were divided, and the reason why that was wrong.
         self._on_difference = on_difference
         # Whether other ranks compute other blocks of a model: then this rank records only some of its random draws and
-        # reads, and the stages draw from generators of their own.
+        # reads, and the stages draw from separate generators.
         self._has_stages = has_stages
         self.exchange = RowExchange(comm)
         self.related = RelatedOutputs(self.exchange)
@@ -144,7 +144,7 @@ class DividedCalls:
                 # The cell calls ``model.forward``: hooks that gather parameters and reduce gradients run in calls only.
                 called = reference()
                 assert called is not None, "a model exists during its own call"
-                # A ``__call__`` of the user's class may be what calls ``forward``.
+                # A ``__call__`` of the user's class may call ``forward``.
                 has_own_call = innermost_class(called).__call__ is not nn.Module.__call__
                 return (nn.Module if has_own_call else type(called)).__call__(called, *args, **kwargs)
             if self._stepper.computes_alone():
@@ -251,7 +251,7 @@ class DividedCalls:
             try:
                 with without_graph():
                     whole, has_changes = compute()
-            except Exception:  # the code needs what is not kept, or uses `torch.func`, which allows no such hooks
+            except Exception:  # the code needs saved tensors, or uses `torch.func`, which allows no such hooks
                 snapshot.restore()
                 whole, has_changes = compute()
         problem = CHANGES_ARGUMENTS if has_changes else None

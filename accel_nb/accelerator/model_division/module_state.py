@@ -66,7 +66,7 @@ class ModuleSnapshot:
                 for key, parameter in part._parameters.items()
                 if parameter is not None
             ]
-        # In a block of `parametrize.cached` a weight is computed once, with a graph that is not that of this call.
+        # In a block of `parametrize.cached` a weight is computed once, with the graph of another call.
         held.append(Reachable("parametrized weights", parametrize._cache, False))
         reachable = list(find_reachable(model))
         held += [found for found in reachable if not has_values(found.value) and not is_generator(found.value)]

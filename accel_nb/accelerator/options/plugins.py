@@ -362,7 +362,7 @@ class TorchDynamoPlugin(KwargsHandler):
         mode: The mode of torch.compile.
         fullgraph: Raise an error for models that cannot be compiled as one graph.
         dynamic: Compile for varying shapes; by default when a second shape occurs.
-        options: Only None: the run has no option for those of a backend.
+        options: Only None: the run has no option for a backend's options.
         disable: Compile nothing.
         use_regional_compilation: Compile repeated blocks instead of the whole model.
     """

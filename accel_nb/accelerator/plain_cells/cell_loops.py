@@ -154,7 +154,7 @@ class CellLoops:
             return None
         window = self._stepper.window
         if window.size > 1 and not window.averages_each_batch:
-            # Code that reads or changes gradients within a window must find those of all ranks.
+            # Code that reads or changes gradients within a window must find all ranks' gradients.
             window.averages_each_batch = found.reads_gradients()
         self._preparation.prepare_new_optimizers(loader)
         is_untraced = not self._division.divides_models and self._may_evaluate(found.code, loader)

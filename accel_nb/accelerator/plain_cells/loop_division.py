@@ -210,7 +210,7 @@ def _digest(batch: Any) -> int:
     """Return a checksum of a few values of each tensor in a batch."""
     found = 0
     for tensor in find_tensors(batch):
-        # A class of its own may allow no slices of itself.
+        # A subclass may not support slicing.
         flat = _dense_values(tensor.detach()).as_subclass(Tensor).reshape(-1)
         few = flat[:: max(1, flat.numel() // _NUM_COMPARED)][:_NUM_COMPARED]
         found = zlib.crc32(few.cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)

@@ -232,7 +232,7 @@ class Preparer:
         self._evaluated: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         # Whether a schedule may have been computed from a loader's length before the loader was divided, so shortened.
         self.has_early_schedule = False
-        # Whether a loader's batch is that of each worker.
+        # Whether a loader's batch is the batch of each worker.
         self._has_per_worker_batches = False
         # A description of each loader's batch, such as "batch 64 = 2 x 32", by the loader's id.
         self.batch_descriptions: dict[int, str] = {}

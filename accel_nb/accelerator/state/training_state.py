@@ -127,8 +127,8 @@ class TrainingState:
     def save(self, output_dir: str | os.PathLike[str] | None, *, blocking: bool, is_alone: bool = False) -> str:
         """Write a checkpoint and return its URL; see `Accelerator.save_state`.
 
-        With ``is_alone`` no other rank calls. Then the checkpoint is that of a world of one rank, and is complete when
-        the call returns.
+        With ``is_alone`` no other rank calls. Then the checkpoint is saved as by a world of one rank, and is complete
+        when the call returns.
         """
         if self._stepper.is_joined and not is_alone:
             raise MisuseError(f"save_state: {REFUSED_IN_JOIN}")

@@ -180,7 +180,7 @@ def _attempt(call: Callable[[], Any]) -> tuple[bool, Any, str]:
             raise
         if is_shared and ran_out:
             DefaultGroup.set_flag(_OOM)
-        # Frees what the frames of the failed attempt reference.
+        # Frees the objects that the frames of the failed attempt reference.
         traceback.clear_frames(cast(Any, error.__traceback__))
     free_cached_memory()
     if not is_shared:

@@ -149,7 +149,7 @@ class _Replacement:
         if all(one is other for one, other in zip(items, new, strict=True)):
             return value
         if isinstance(value, tuple | frozenset):
-            make = getattr(value, "_make", type(value))  # that of a named tuple
+            make = getattr(value, "_make", type(value))  # the constructor of a named tuple
             return make(new)
         if isinstance(value, set):
             value.clear()

@@ -48,7 +48,7 @@ class TrainingPipeline:
     def step(self, *args: Any, target: Any = None, weight: float | Tensor | None = None, **kwargs: Any) -> Tensor:
         """Compute the gradients of one batch, and return its loss on every rank.
 
-        Every rank of a model replica must call. The other arguments are those of the model. Tensors among them and in
+        Every rank of a model replica must call. The other arguments are passed to the model. Tensors among them and in
         ``target`` that have as many rows as the batch are cut into micro-batches; ``loss_fn`` is called with the
         model's output, and ``target`` unless that is None. It returns the mean over the samples, or with ``weight`` the
         sum over that many summands, as for `Accelerator.backward`. A batch that cannot be cut into equal micro-batches

@@ -59,7 +59,7 @@ class Stepper:
         counts_samples: bool = True,
     ) -> None:
         """Begin without objects; ``counts_samples`` is False if another rank reads and counts the same data."""
-        # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
+        # Whether the code is a plain cell: if no batch is divided, every rank computes the same as one device.
         self.is_plain_cell = False
         # Whether the ranks compute the same, in a plain cell, whose threads run in another order on each rank.
         self.computes_in_main_thread = False
@@ -218,7 +218,7 @@ class Stepper:
             loss = loss * factor
         self._closure_loss.add(loss, factor)
         window.record_backward()
-        if self.strategy.capabilities.holds_gradients:  # what was completed before does not include this pass
+        if self.strategy.capabilities.holds_gradients:  # gradients that were completed before do not include this pass
             for proxy in self.optimizer_proxies.values():
                 proxy.finished_window = -1
         self.is_inside_backward = True

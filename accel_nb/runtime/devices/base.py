@@ -62,8 +62,8 @@ class Stream(Protocol):
 class DeviceType(ABC):
     """A type of device, such as CUDA: attributes describe the type, methods one device.
 
-    The defaults are those of a device for which torch has tensors only: no streams, no page-locked memory, and
-    collectives over host memory. Another package registers a type as a subclass, by an entry point of the group
+    The defaults describe a device for which torch has tensors only: no streams, no page-locked memory, and collectives
+    over host memory. Another package registers a type as a subclass, by an entry point of the group
     ``accel_nb.devices`` whose name is the `torch.device.type`.
     """
 

@@ -81,7 +81,7 @@ class Cuda(DeviceType):
         }
         measured: dict[str, float] = {}
         for name, read in sensors.items():
-            # The libraries raise errors of their own: not installed, not permitted, no such sensor, or a part of a GPU.
+            # The libraries raise their own errors: not installed, not permitted, no such sensor, or a part of a GPU.
             with suppress(Exception):
                 measured[name] = float(read(device))
         return measured

@@ -5,7 +5,7 @@ the exchange itself. Here each rank has a counter and two slots of memory. In ex
 slot k mod 2, sets its counter to k, and waits until every counter has reached k; then it reads the slots of all ranks.
 A rank writes a slot again in exchange k + 2, when all ranks have begun exchange k + 1 and so have read it.
 
-The order of the writes to memory is that of the program on x86-64 only; on other processors gloo is used.
+Writes to memory are visible in program order on x86-64 only; on other processors gloo is used.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class MemoryExchange:
             self._wake(counter)
 
     def close(self) -> None:
-        """Leave, and stop watching the processes of other ranks."""
+        """Leave, and close the descriptors of the processes of other ranks."""
         self.leave()
         while self._processes:
             os.close(self._processes.popitem()[1])

@@ -155,7 +155,7 @@ def launch_store() -> str | None:
 def set_rank_variables(world: World, *, node: int = 0, address: str = "127.0.0.1", interface: str = "") -> None:
     """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell.
 
-    ``address`` is that of node 0, ``interface`` the network interface over which this node reaches the others; empty
+    ``address`` is node 0's, ``interface`` the network interface over which this node reaches the others; empty
     if it is not known.
     """
     variables = {

@@ -211,7 +211,7 @@ class _Reduction(tuple[Any, ...]):
 def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -> Any:
     """Call ``act`` while the instance has its plain class, or the class ``kind``, and its own forward."""
     special = type(instance)
-    # A library may have derived a class from the instance's, which has no plain class of its own.
+    # A library may have derived a class from the instance's, which has no entry for its plain class.
     patched = next(found for found in map(vars, special.__mro__) if PLAIN_CLASS in found)
     own = _own_forwards([patched] if kind is None else map(vars, _classes(instance)))
     has_own = bool(own) and "forward" not in vars(instance)  # else code has set another one since

@@ -28,7 +28,7 @@ def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
     """
     if isinstance(nested, Tensor):
         return fn(nested)
-    if type(nested) is tuple:  # what most loaders yield: a fast path
+    if type(nested) is tuple:  # a fast path for the batches of most loaders
         return tuple([fn(item) if isinstance(item, Tensor) else map_tensors(fn, item) for item in nested])
     return _map_children(lambda child: map_tensors(fn, child), nested)
 

@@ -204,7 +204,7 @@ class SequenceDivision:
             part.training = original.training
         plan, why = None, "it cannot be tried on another worker"
         try:
-            # In another thread: what observes this one, such as modes of torch, would see a model that trains itself.
+            # In another thread: observers of this one, such as modes of torch, would record a model that trains itself.
             [plan] = run_threads(1, lambda *_: plan_block(copied, args, kwargs, self._exchange.size))
         except TrialFailed as failed:
             why = str(failed)

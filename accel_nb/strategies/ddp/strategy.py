@@ -1,6 +1,6 @@
 """PyTorch's DistributedDataParallel: one replica of the model on each rank, gradients averaged during backward.
 
-Gradients that DDP did not reduce are averaged before the step instead: those of a model that was trained through a
+Gradients that DDP did not reduce are averaged before the step instead: gradients of a model that was trained through a
 method other than its forward, in evaluation mode, or by a second backward pass. With DDP alone the replicas would
 become unequal.
 """
@@ -268,8 +268,8 @@ class Ddp(ReplicaStrategy):
     def _stop_ddp(self, replica: _Replica) -> None:
         """Average the gradients of a replica before each step from now on, without DDP; every rank must call.
 
-        Raises `MisuseError` if only some ranks call: their backward passes used other parameters than those of the
-        other ranks, and DDP waits for the missing gradients.
+        Raises `MisuseError` if only some ranks call: their backward passes used other parameters than on the other
+        ranks, and DDP waits for the missing gradients.
         """
         self._await_messages()
         replica.close()

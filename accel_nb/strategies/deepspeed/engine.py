@@ -69,7 +69,7 @@ class ZeroModel:
         self.states = WholeStates()
         # Whether the gradients are complete, and where `gradients` finds them.
         self._is_finished = False
-        # This rank's shards of complete gradients to which later passes add; DeepSpeed's own are those of the passes.
+        # This rank's shards of complete gradients, to which later passes add; DeepSpeed has the gradients of these.
         self._earlier: list[Tensor] = []
         # Whether DeepSpeed has sums of gradients, of passes since `_earlier`.
         self._has_sums = False
@@ -86,7 +86,7 @@ class ZeroModel:
         )
         self._ids = {id(value) for value in self._parameters}
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-        if self._stage < 3:  # only what is stepped is changed: another optimizer may step the rest of a model
+        if self._stage < 3:  # only stepped parameters are changed: another optimizer may step the rest of a model
             stepped = set(map(id, stepped_parameters(optimizer)))
             self._parameters = [value for value in self._parameters if id(value) in stepped]
             self._ids &= stepped
@@ -297,7 +297,7 @@ class ZeroModel:
     def apply_gradient_writes(self) -> None:
         """Complete gradients, and apply changes that code has made to them; every rank must call."""
         if self.has_gradients:
-            self.finish_gradients()  # those of an optimizer that was released
+            self.finish_gradients()  # engines of an optimizer that was released
             self._warn_of_unused()
             self._whole_gradients.store(self._gradient_shards(), keeps=True)
 

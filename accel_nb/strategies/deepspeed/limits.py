@@ -49,7 +49,7 @@ def find_refusals(
 
 
 def _is_elementwise(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is of a known class, or of one derived from it with the same ``step``."""
+    """Return whether an optimizer is of a known class, or of a subclass with the same ``step``."""
     own = inspect.unwrap(innermost_class(optimizer).step)  # torch wraps it at the first instance
     return any(own is inspect.unwrap(kind.step) for kind in _ELEMENTWISE)
 

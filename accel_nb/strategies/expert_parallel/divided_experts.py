@@ -117,7 +117,7 @@ def _divided_forward(
 def _compute(experts: Any, forward: Callable[..., Tensor], tokens: Tensor, indices: Tensor, num_own: int) -> Tensor:
     """Return the results of this rank's experts, one expert for each row of ``tokens``."""
     number = len(tokens)
-    if not number:  # the weights get a gradient of zeros, as those of the other ranks get one
+    if not number:  # the weights get a gradient of zeros, since the weights on other ranks get a gradient
         tokens, indices = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), indices.new_zeros(1)
     parameters, attributes = experts._parameters, vars(experts)
     before, whole = dict(parameters), attributes["num_experts"]

@@ -49,7 +49,7 @@ class WeightFilling:
     @torch.no_grad()
     def fill_whole(self, device: torch.device) -> None:
         """Read the tensors that are not sharded: buffers and 0-dim parameters."""
-        buffers: dict[int, Tensor] = {}  # those of several modules stay one tensor
+        buffers: dict[int, Tensor] = {}  # a tensor of several modules stays one tensor
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:

@@ -186,7 +186,7 @@ class ShardedModel:
             if filling is not None:
                 filling.fill_shards(self.changed)
             if self.pipeline is None:
-                _state_of(model)._lazy_init()  # else the call of a unit before that of the model would make it a root
+                _state_of(model)._lazy_init()  # else the call of a unit before the model's would make it a root
                 by_unit = {unit: groups_of(_state_of(unit)) for unit in self._units}
                 self.visible = VisibleShards(by_unit, lambda: _state_of(model)._state_ctx.iter_forward_root is not None)
         except BaseException:
@@ -540,7 +540,7 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
         # Marks for old versions of torch.compile, which would reach the notebook as attributes of the user's module.
         for name in _MARKS[:2]:
             vars(module).pop(name, None)
-        # The hook serves load_state_dict(assign=True), which is refused, and cannot be copied.
+        # The hook is for load_state_dict(assign=True), which is refused, and cannot be copied.
         _drop_hooks(module, ("_load_state_dict_post_hooks",))
     for group in groups_of(_state_of(unit)):
         adapt_group(group, unit)

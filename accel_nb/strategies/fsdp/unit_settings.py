@@ -50,7 +50,7 @@ def unit_settings(
 def expert_settings(settings: dict[str, Any], parameter_mesh: Mesh, expert_mesh: Any) -> dict[str, Any]:
     """Return the arguments of `fully_shard` for experts, which are on other ranks, and whose inputs are not cast.
 
-    ``settings`` are those of the model's units, and ``expert_mesh`` is that of `MeshGroups`.
+    ``settings`` are the settings of the model's units, and ``expert_mesh`` is `MeshGroups.expert_mesh`.
     """
     copies, shard, _ = parameter_mesh.expert_shape
     return {

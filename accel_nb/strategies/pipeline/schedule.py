@@ -111,8 +111,8 @@ class TrainingSchedule:
         The loss is the mean over micro-batches, or the sum if ``is_sum``. Returns None, and has computed nothing, for a
         batch that cannot be divided into equal micro-batches on every rank: ranks of one replica that use the schedule
         and of another that do not would call different collectives. ``holds_on_all_ranks`` returns whether a condition
-        is true on every rank. Raises `MisuseError` on every rank of a replica if the loss is not that of its whole
-        batch: checked by weights in each step, and by value in steps 1, 2, 4, 8 and so on.
+        is true on every rank. Raises `MisuseError` on every rank of a replica if the micro-batches do not give the loss
+        of the whole batch: checked by weights in each step, and by value in steps 1, 2, 4, 8 and so on.
         """
         found: ScheduledLoss | None = None
 
@@ -305,5 +305,5 @@ class _StageModule(nn.Module):
         return self._schedule.compute_stage(self.stage, int(index), received)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield the trained parameters of this stage, whose gradients a schedule may compute after those of inputs."""
+        """Yield the trained parameters of this stage, whose gradients a schedule may compute after the inputs'."""
         return self._schedule.own_parameters(self.stage)

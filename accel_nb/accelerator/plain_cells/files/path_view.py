@@ -1,7 +1,7 @@
 """The file system as a rank other than rank 0 sees it in a plain cell, and the errors of operations on it.
 
-A rank finds its own versions and folders, not the paths that it has removed, and otherwise what rank 0 had before the
-changes that this rank has not reached yet (`ChangedPaths`). Rank 0 raises the errors of the system. The other ranks
+A rank finds its own versions and folders, not the paths that it has removed, and otherwise the files of rank 0 without
+the changes that this rank has not reached yet (`ChangedPaths`). Rank 0 raises the errors of the system. The other ranks
 raise the same ones: code may handle them and continue, such as code that searches an unused folder name.
 """
 
@@ -24,7 +24,7 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
 
 _MAX_LINKS = 40
 UNKNOWN = -1
-"""The mode of a path at which rank 0 may have made or removed something that this rank cannot follow."""
+"""The mode of a path at which rank 0 may have made or removed a file that this rank cannot determine."""
 
 
 class PathView(CellFiles):
@@ -42,7 +42,7 @@ class PathView(CellFiles):
         self._renamed: dict[str, tuple[list[str], tuple[int, int]]] = {}
         # Versions that were deleted, since there were too many: rank 0 has such a file, or creates it soon.
         self._dropped: set[str] = set()
-        # Temporary files and folders that only this rank has, under names of its own.
+        # Temporary files and folders that only this rank has, under names that no other rank uses.
         self._temporary: set[str] = set()
 
     def clear_paths(self) -> None:
