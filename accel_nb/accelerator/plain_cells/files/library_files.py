@@ -63,7 +63,7 @@ _FUNCTIONS = (
     *(FileFunction(module, "safe_open", "read", 0, "filename") for module in _SAFE_OPEN),
 )
 """Functions that read are listed for each library whose functions that write are redirected, so that ranks read their
-own files. pandas reads Parquet itself, and writes it by pyarrow."""
+own files. Parquet files that pandas reads, it writes by pyarrow."""
 
 LIBRARIES = frozenset({"h5py", *SAFETENSORS, *(function.module for function in _FUNCTIONS)})
 """The modules with functions that are redirected."""
