@@ -33,7 +33,7 @@ Buffer = bytes | memoryview
 
 _LOCK = "lock"
 _NUM_TRIES = 10
-_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+_NO_LOCK_ERRORS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 """Errors of file systems that have no locks, such as Lustre by default."""
 
 
@@ -308,7 +308,7 @@ def _lock(descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
+        if error.errno not in _NO_LOCK_ERRORS:
             raise
 
 

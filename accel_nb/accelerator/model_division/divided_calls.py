@@ -77,7 +77,7 @@ They compare the first call, the second, the fourth, and so on.
 """
 _ROUNDING = 1e-3
 _ROUNDING_FACTOR = 10.0
-"""How much more a whole batch may differ from its rows than the few rows of a check: longer sums round more."""
+"""Factor of the tolerance for a whole batch, relative to the few rows of a check: longer sums round more."""
 _MAX_ACCEPTED = 8
 """After this many different values without an effect, a value that the model's code reads counts as having none.
 
@@ -296,7 +296,7 @@ class DividedCalls:
         failure: Exception | None = None
         with ExitStack() as stack:
             stack.enter_context(self._mark_in_call())
-            stack.enter_context(self._as_one_device(call.model, layout, sizes))
+            stack.enter_context(self._computing_like_one_device(call.model, layout, sizes))
             if observe is not None:
                 stack.enter_context(observed_reads(observe))
             try:
@@ -333,7 +333,7 @@ class DividedCalls:
         return map_tensors(select, (list(call.args), dict(call.kwargs)))
 
     def _complete(self, call: _Call, rows: Any, result: Any, sizes: Sequence[int]) -> Any:
-        """Return the result of a call for the rows of all ranks, given that for this rank's ``rows`` of the arguments.
+        """Return the result of a call for all ranks' rows, from this rank's result for its ``rows`` of the arguments.
 
         A tensor that the model has returned twice is one tensor, and a returned argument is the argument itself.
         """
@@ -386,7 +386,7 @@ class DividedCalls:
             self.is_inside = False
 
     @contextmanager
-    def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
+    def _computing_like_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
         """Compute batch normalization and random numbers inside of the block as one device would."""
         with ExitStack() as stack:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):

@@ -21,8 +21,8 @@ def groups_of(state: Any) -> Sequence[Any]:
 def adapt_group(group: Any, unit: nn.Module) -> None:
     """Change a group of parameters of a unit that `fully_shard` has just made.
 
-    The sharded model does the work of its hooks of state dicts, which cannot be copied: with these entries it
-    registers none.
+    `fully_shard` would register hooks for state dicts on the module, with which it cannot be copied. The entries for
+    their handles prevent that; `ShardedModel` does their work.
     """
     group._module_to_pre_save_state_dict_hook_handle = {unit: None}
     group._module_to_pre_load_state_dict_hook_handle = {unit: None}
