@@ -31,7 +31,7 @@ class ClosureLoss:
     def evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call a closure and return the loss of the whole batch; every rank must call.
 
-        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. Passes of losses with.
+        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. Passes of losses with
         different factors are added up. An optimizer that steps another one passes its closure on: then the inner call
         determines the loss.
         """

@@ -14,7 +14,7 @@ def gather_new_parts(model: nn.Module, own: Collection[int]) -> list[tuple[nn.Pa
     """Replace sharded parameters and buffers that code has computed from the model's parameters by full ones.
 
     Return pairs of replaced and full parameters. ``own`` are the ids of the model's parameters. ``weight_norm`` of a
-    sharded model makes such. parameters, and pruning such a buffer. Every rank must call.
+    sharded model makes such parameters, and pruning such a buffer. Every rank must call.
     """
     found: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for module in model.modules():

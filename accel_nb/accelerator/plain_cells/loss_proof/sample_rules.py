@@ -1,7 +1,7 @@
 """Rules for how the results of PyTorch operations depend on the samples of a batch.
 
 `propagate` returns the dependence of a result on the samples, given the dependences of the operation's arguments. An
-operation that is. not listed counts as mixing the samples. A loss that is a sum or a mean over samples by these rules
+operation that is not listed counts as mixing the samples. A loss that is a sum or a mean over samples by these rules
 can be computed from shares of the batch.
 """
 
