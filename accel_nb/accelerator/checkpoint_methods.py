@@ -58,9 +58,9 @@ class CheckpointMethods(ProcessView):
     ) -> LoadReport:
         """Load a checkpoint, or the newest complete one of a folder, into the prepared objects; every rank must call.
 
-        The world size may differ from that of the save. The whole checkpoint is verified before anything is loaded. If
-        a part does not match, nothing is loaded, unless ``strict`` is False. A prepared loader's next iteration
-        continues where the checkpoint was saved: it yields the remaining samples of that epoch, each once.
+        The world size may differ from the world size at the save. The whole checkpoint is verified before anything is
+        loaded. If a part does not match, nothing is loaded, unless ``strict`` is False. A prepared loader's next
+        iteration continues where the checkpoint was saved: it yields the remaining samples of that epoch, each once.
 
         ``layout="accelerate"`` reads a folder that accelerate's ``save_state`` has written: weights, optimizers,
         schedulers, loss scale, registered objects and random states. From its pickled files only tensors and plain
@@ -107,7 +107,7 @@ class CheckpointMethods(ProcessView):
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return a copy of a model's full state dict; every rank must call if the model is sharded.
 
-        ``unwrap`` is ignored: keys are always those of the plain model.
+        ``unwrap`` is ignored: keys are always the names in the model before `prepare`.
         """
         state = self.components.strategy.read_state(Bundle((model,)))["models"][0]
         return dict(gather_weights(state, self._comm))

@@ -282,8 +282,8 @@ class SafetensorsCheckpoint:
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsCheckpoint:
     """Open a safetensors file, an index of several (``.index.json``), or the folder that holds either.
 
-    Raises `ConfigError` with all problems: files missing, truncated, outside of the folder, links (except those of a
-    Hugging Face cache), unknown dtypes, pickled files.
+    Raises `ConfigError` with all problems: files missing, truncated, outside of the folder, links (except in a Hugging
+    Face cache), unknown dtypes, pickled files.
     """
     path = Path(path)
     is_folder = path.is_dir()

@@ -68,8 +68,8 @@ def is_accelerate_folder(path: str | os.PathLike[str]) -> bool:
 def read_accelerate_folder(path: str | os.PathLike[str]) -> AccelerateState:
     """Read a folder that ``accelerate``'s ``save_state`` has written; tensors are on the CPU.
 
-    Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for what is damaged, is a
-    link, or holds anything but tensors and plain values.
+    Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for a file that is damaged,
+    is a link, or holds other values than tensors and plain values.
     """
     check_torch_reads_pickles(path)
     folder = Path(path)

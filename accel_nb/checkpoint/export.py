@@ -63,7 +63,7 @@ class WeightWriter:
             self._shard = {}
 
     def finish(self) -> None:
-        """Write the last file and the index, rename the files, and remove those of an earlier save.
+        """Write the last file and the index, rename the files, and remove the files of an earlier save.
 
         Raises the first error of `add` or of writing, without leaving temporary files.
         """

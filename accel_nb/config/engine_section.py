@@ -8,13 +8,13 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from accel_nb.config.installed import ENGINE_GROUP, installed_entry_points
 from accel_nb.config.sections import Section, declare
 from accel_nb.config.value_types import (
-    Real,
+    Float,
+    Int,
     Switch,
-    Whole,
+    read_float,
+    read_int,
     read_names,
-    read_real,
     read_text,
-    read_whole,
 )
 
 ENGINES = ("local", "ray", "ssh", "slurm", "kubernetes")
@@ -34,7 +34,7 @@ LOCALHOST = "localhost"
 
 
 def _distinct(value: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
-    """Return hosts without duplicates, except of this machine, which may stand for several nodes."""
+    """Return hosts without duplicates, except this machine, which may be several nodes."""
     if not isinstance(value, tuple):
         return value
     return tuple(host for number, host in enumerate(value) if host == LOCALHOST or host not in value[:number])
@@ -60,7 +60,7 @@ class EngineOptions(Section):
         flag="engine",
         scope="cell",
     )
-    nodes: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+    nodes: Annotated[Annotated[Int, Field(ge=1, le=256)], BeforeValidator(read_int)] = declare(
         1,
         "Run on this many nodes of the engine; gpus and cpus are the workers of each node.",
         unit="nodes",
@@ -108,10 +108,10 @@ class EngineOptions(Section):
         scope="cell",
         refused_layers=["notebook"],
     )
-    lost_after_s: Annotated[Annotated[Real, Field(ge=1, le=3600)], BeforeValidator(read_real)] = declare(
+    lost_after_s: Annotated[Annotated[Float, Field(ge=1, le=3600)], BeforeValidator(read_float)] = declare(
         2.0, "A node that does not answer for this long is lost.", unit="seconds", scope="cell"
     )
-    lease_s: Annotated[Annotated[Real, Field(ge=2, le=3600)], BeforeValidator(read_real)] = declare(
+    lease_s: Annotated[Annotated[Float, Field(ge=2, le=3600)], BeforeValidator(read_float)] = declare(
         10.0,
         "A node ends its workers when it has received nothing from the notebook for this long.",
         unit="seconds",

@@ -14,7 +14,7 @@ def quoted(value: object) -> str:
         return "none"
     try:
         text = value if isinstance(value, str) and value.isprintable() and value and " " not in value else ascii(value)
-    except Exception:  # the repr of a user's object may raise, as that of an integer with too many digits does
+    except Exception:  # the repr of a user's object may raise, as for an integer with too many digits
         text = f"a value of type {type(value).__name__}"
     text = hide_secrets(text)  # before the text is cut, since a part of a secret would not be recognized
     return text if len(text) <= 60 else text[:57] + "..."

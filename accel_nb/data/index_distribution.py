@@ -431,8 +431,8 @@ def rank_0_random_states(
 ) -> Iterator[None]:
     """Run the block with rank 0's global generator states; restore a rank's own states afterwards.
 
-    States equal to those of rank 0 are not restored, so they advance as on rank 0. ``generators`` are set to rank 0's
-    states permanently.
+    States that equal rank 0's are not restored, so they advance as on rank 0. ``generators`` are set to rank 0's states
+    permanently.
     """
     if comm.world.size == 1 or not (libraries or generators):
         yield

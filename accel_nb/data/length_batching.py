@@ -69,7 +69,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
         self._max_tokens = max_tokens
         self._pool = pool
         self._lengths = _checked(lengths, multiple_of, max_tokens)
-        # The batches of an epoch, with what they depend on.
+        # The batches of an epoch, with the values that they depend on.
         self._planned: tuple[tuple[int, int, bool], list[list[int]]] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -173,7 +173,7 @@ def reset_epochs(loader: DataLoader[Any]) -> None:
 
 
 def get_position(loader: DataLoader[Any], *, includes_latest: bool = False) -> LoaderPosition:
-    """Return the position of a sharded loader; only that of rank 0 is complete, and is to be stored.
+    """Return the position of a sharded loader; only rank 0's is complete, and is to be stored.
 
     It follows the batches that were trained on; with ``includes_latest`` it follows the batch that was yielded last.
     """

@@ -16,8 +16,8 @@ T = TypeVar("T")
 class BatchShare(NamedTuple):
     """A rank's share of a global batch; a tuple, since one is created for each batch.
 
-    ``num_samples`` is 0 for a filler: one repeated sample, with which a rank without a share takes part in the step.
-    The last ``num_repeated`` samples are repeats that make all shares equally long: they count in training and in
+    ``num_samples`` is 0 for a filler: one repeated sample, with which a rank without a share joins the step. The last
+    ``num_repeated`` samples are repeats that make all shares equally long: they count in training and in
     ``total_samples``, but not in metrics. ``total_repeated`` is the number of repeats on all ranks. If the share
     ``is_whole``, the rank has read all samples of the batch, and ``num_samples`` is the number that its models compute.
     """
@@ -127,7 +127,7 @@ def distribute_indices(
 ) -> tuple[Any, BatchShare]:
     """Return ``rank``'s samples of a global batch, and its `BatchShare`.
 
-    ``batches`` are those of the global batch. If there is one for each rank, rank r has the r-th batch unchanged.
+    ``batches`` are the batches of one global batch. If there is one for each rank, rank r has the r-th batch unchanged.
     Otherwise (`is_short`; a single batch is short in any world of more than one) the samples are divided evenly. A rank
     without samples gets the first one as a filler. With ``num_even``, each rank has that many samples of a global batch
     that does not divide evenly; missing ones are taken from ``repeats``.

@@ -68,8 +68,8 @@ class LoaderPosition:
 
     ``num_samples`` counts samples in the order of one process, ``num_batches`` the loader's own batches.
     ``sampler_state`` is the state that the epoch (between epochs: the next one) is drawn from. ``dataset_state`` is the
-    dataset's own state after these batches, if it has one. ``seed`` is that of the seedable sampler, ``num_parts`` the
-    number of ranks with separate data.
+    dataset's own state after these batches, if it has one. ``seed`` is the seedable sampler's, ``num_parts`` the number
+    of ranks with separate data.
     """
 
     num_epochs: int = 0
@@ -206,7 +206,7 @@ def draw_epoch(
 
     The first item is drawn before this returns; in a resumed epoch with the random states of its start.
     ``yields_lists``: the items are lists of samples. ``parts`` are the global generators that the sampler may use.
-    ``started`` is what `start_sampler` returned for this epoch, if it was called. The samples of the first
+    ``started`` is the result of `start_sampler` for this epoch, if it was called. The samples of the first
     ``num_first`` batches of a resumed epoch are recorded too, as far as they are before its position.
     """
     resumed = epoch.resumed

@@ -1,6 +1,6 @@
 """8-bit floating point by torchao: linear layers multiply in float8, all other layers compute as in bf16.
 
-Each layer gets a subclass of its own with another forward; its weight and the weight's dtype stay the same. Scales are
+Each layer gets a separate subclass with another forward; its weight and the weight's dtype stay the same. Scales are
 computed for each tensor (or row) in each call, so there is no state to save.
 """
 

@@ -51,7 +51,7 @@ def test_json_has_the_facts_of_the_text_output(tmp_path: Path, capsys: pytest.Ca
     source = tmp_path / "default_config.yaml"
     source.write_text("compute_environment: LOCAL_MACHINE\nnum_processes: 2\nuse_cpu: true\nmixed_precision: 'no'\n")
     found = json.loads(shown("config", "import", "--json", str(source), "--out", str(tmp_path / "options.yaml")))
-    assert set(found) == {"options", "taken", "needless", "left"}
+    assert set(found) == {"options", "imported", "not_needed", "not_imported"}
     assert found["options"]
     assert (tmp_path / "options.yaml").exists()
 

@@ -1,8 +1,9 @@
 """Detection of code in a forward pass that affects the backward pass: checkpointing, autograd functions, hooks.
 
-Inside of a divided call the gradients are those of the rows, times the number of ranks. Code that clips or stores them
-would see other values than on one device. Parts that checkpointing computes again run outside of the divided call. Code
-that trains inside of its forward pass must not run in calls that are undone: the state of optimizers stays.
+Inside of a divided call the gradients belong to this rank's rows, and are multiplied by the number of ranks. Code that
+clips or stores them would see other values than on one device. Parts that checkpointing computes again run outside of
+the divided call. Code that trains inside of its forward pass must not run in calls that are undone: the state of
+optimizers stays.
 """
 
 from __future__ import annotations

@@ -32,13 +32,13 @@ def has_modes() -> bool:
 
 
 def global_hooks() -> list[Callable[..., Any]]:
-    """Return the hooks on the calls of all modules, without those of this package."""
+    """Return the hooks on the calls of all modules, except this package's."""
     found = [hook for hooks in _HOOKS for hook in hooks.values()]
     return [hook for hook in found if not (getattr(hook, "__module__", None) or "").startswith(_PACKAGE)]
 
 
 def has_saved_tensor_hooks() -> bool:
-    """Return whether hooks other than those of torch and this package receive the tensors saved for a backward pass."""
+    """Return whether hooks other than torch's and this package's receive the tensors saved for a backward pass."""
     hooks = _top_saved_tensors_default_hooks(True)
     return hooks is not None and not (getattr(hooks[0], "__module__", None) or "").startswith(("torch.", _PACKAGE))
 

@@ -78,7 +78,7 @@ They compare the first call, the second, the fourth, and so on.
 """
 _ROUNDING = 1e-3
 _ROUNDING_FACTOR = 10.0
-"""How much more a whole batch may differ from its rows than the few rows of a check: longer sums round more."""
+"""Factor of the tolerance for a whole batch, relative to the few rows of a check: longer sums round more."""
 _MAX_ACCEPTED = 8
 """After this many different values without an effect, a value that the model's code reads counts as having none.
 
@@ -114,7 +114,7 @@ class DividedCalls:
         # Called with a model's name, a number of calls that were divided, and the reason why that was wrong.
         self._on_difference = on_difference
         # Whether other ranks compute other blocks of a model: then this rank records only some of its random draws and
-        # reads, and the stages draw from generators of their own.
+        # reads, and the stages draw from separate generators.
         self._has_stages = has_stages
         self.exchange = RowExchange(comm)
         self.related = RelatedOutputs(self.exchange)
@@ -145,7 +145,7 @@ class DividedCalls:
                 # The cell calls ``model.forward``: hooks that gather parameters and reduce gradients run in calls only.
                 called = reference()
                 assert called is not None, "a model exists during its own call"
-                # A ``__call__`` of the user's class may be what calls ``forward``.
+                # A ``__call__`` of the user's class may call ``forward``.
                 has_own_call = innermost_class(called).__call__ is not nn.Module.__call__
                 return (nn.Module if has_own_call else type(called)).__call__(called, *args, **kwargs)
             if self._stepper.computes_alone():
@@ -252,7 +252,7 @@ class DividedCalls:
             try:
                 with without_graph():
                     whole, has_changes = compute()
-            except Exception:  # the code needs what is not kept, or uses `torch.func`, which allows no such hooks
+            except Exception:  # the code needs saved tensors, or uses `torch.func`, which allows no such hooks
                 snapshot.restore()
                 whole, has_changes = compute()
         problem = CHANGES_ARGUMENTS if has_changes else None
@@ -297,7 +297,7 @@ class DividedCalls:
         failure: Exception | None = None
         with ExitStack() as stack:
             stack.enter_context(self._mark_in_call())
-            stack.enter_context(self._as_one_device(call.model, layout, sizes))
+            stack.enter_context(self._computing_like_one_device(call.model, layout, sizes))
             if observe is not None:
                 stack.enter_context(observed_reads(observe))
             try:
@@ -334,7 +334,7 @@ class DividedCalls:
         return map_tensors(select, (list(call.args), dict(call.kwargs)))
 
     def _complete(self, call: _Call, rows: Any, result: Any, sizes: Sequence[int]) -> Any:
-        """Return the result of a call for the rows of all ranks, given that for this rank's ``rows`` of the arguments.
+        """Return the result of a call for all ranks' rows, from this rank's result for its ``rows`` of the arguments.
 
         A tensor that the model has returned twice is one tensor, and a returned argument is the argument itself.
         """
@@ -387,7 +387,7 @@ class DividedCalls:
             self.is_inside = False
 
     @contextmanager
-    def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
+    def _computing_like_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
         """Compute batch normalization and random numbers inside of the block as one device would."""
         with ExitStack() as stack:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):

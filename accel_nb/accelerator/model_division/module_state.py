@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from accel_nb.accelerator.model_division.generators import has_state, is_generator, set_state, state_of
+from accel_nb.accelerator.model_division.random_generators import has_state, is_generator, set_state, state_of
 from accel_nb.accelerator.model_division.reachable_state import (
     CONTAINERS,
     PLAIN_TYPES,
@@ -66,7 +66,7 @@ class ModuleSnapshot:
                 for key, parameter in part._parameters.items()
                 if parameter is not None
             ]
-        # In a block of `parametrize.cached` a weight is computed once, with a graph that is not that of this call.
+        # In a block of `parametrize.cached` a weight is computed once, with the graph of another call.
         held.append(Reachable("parametrized weights", parametrize._cache, False))
         reachable = list(find_reachable(model))
         held += [found for found in reachable if not has_values(found.value) and not is_generator(found.value)]
@@ -186,7 +186,7 @@ def _is_same(value: Any, content: Any) -> bool:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Set the items of a container to those of its earlier copy."""
+    """Set the items of a container to the items of its earlier copy."""
     if isinstance(container, list | deque):
         container.clear()
         container.extend(content)

@@ -1,8 +1,8 @@
 """Replacement of almost zero parameters and buffers by random values, while model division tests a model.
 
-The test compares the forward pass of whole batches with that of their parts, to find dependences between samples. A
-branch that is multiplied by zeros, by a gate or by the matrix B of LoRA, contributes nothing: a dependence inside of it
-would be missed until training has changed the zeros.
+The test compares the forward passes of whole batches and of their parts, to find dependences between samples. A branch
+that is multiplied by zeros, by a gate or by the matrix B of LoRA, contributes nothing: a dependence inside of it would
+be missed until training has changed the zeros.
 """
 
 from __future__ import annotations

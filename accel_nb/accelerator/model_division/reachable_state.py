@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accel_nb.accelerator.model_division.generators import is_generator
+from accel_nb.accelerator.model_division.random_generators import is_generator
 from accel_nb.runtime.code_objects import nested_codes
 from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.process.user_code import is_user_module
@@ -185,7 +185,7 @@ class PlainSource(NamedTuple):
     container: Any
     keys: Collection[Any]
     is_complete: bool = True
-    """Whether the code may read each value that the container gets later."""
+    """Whether the code may also read values that are added to the container later."""
 
 
 def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:

@@ -1,7 +1,7 @@
 """Gradients with respect to outputs of a divided call from which other outputs were computed, as scores from features.
 
 A call returns the gathered rows of all ranks. The scores depend on this rank's rows of the features, not on the
-gathered features: their gradient is that of the rows, gathered.
+gathered features: their gradient is the gathered gradient of the rows.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def find_layout(
     """Return the row layout of a model's call, found by computing a few rows; the model and random states are restored.
 
     Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
-    two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
+    two parts. ``batch_size`` is the loader's. ``tolerance`` applies if it is larger than the tolerance of a dtype.
     Objects of the user's modules are searched for stored values. ``device`` is this rank's. With ``shards_params`` the
     strategy replaces parameters in a forward pass. With ``has_stages`` each rank draws for its own blocks and
     micro-batches, so draws are not compared, and dropout layers are left out.
@@ -515,7 +515,7 @@ def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int 
 
 
 def is_equal(one: Any, other: Any, tolerance: float, factor: float = 1.0) -> bool:
-    """Return whether values are equal within ``tolerance``, or ``factor`` times that of their dtypes if larger."""
+    """Return whether values are equal within ``tolerance``, or ``factor`` times their dtypes' tolerance if larger."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
             return False

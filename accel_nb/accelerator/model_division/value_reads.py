@@ -31,7 +31,7 @@ _SHAPED_BY_VALUES = ("_pack_padded_sequence",)
 def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
     """Call ``observe`` with each value that this thread reads in the block, except by ``observe`` and accel_nb itself.
 
-    Values are what ``item()``, a condition or ``tolist()`` returns, and shapes such as that of ``nonzero()``.
+    Values are the results of ``item()``, ``tolist()`` and conditions, and shapes such as the shape of ``nonzero()``.
     """
     is_inside, thread = False, threading.get_ident()
 

@@ -23,7 +23,7 @@ from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
 from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
 from accel_nb.accelerator.plain_cells.preparation import Preparation
 from accel_nb.accelerator.plain_cells.replacements.backward_passes import BackwardPasses
-from accel_nb.accelerator.prepare.preparer import WholeReading
+from accel_nb.accelerator.prepare.preparer import WorkDivision
 from accel_nb.data.loader import is_sharded
 
 
@@ -89,16 +89,16 @@ class CellLoops:
         else:
             preparer.refresh()
             self._division.begin_training(code, loader)
-            reading = self._division.describe_reading(loader)
+            reading = self._division.describe_division(loader)
         if preparer.record_division(loader, reading):
             self._accelerator.report(self._preparation.used)
         if code is None:
             return False
         return preparer.begin_epoch(reads_shares=reading is None)
 
-    def describe_whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
+    def describe_division(self, loader: DataLoader[Any]) -> WorkDivision | None:
         """Return how the work on whole batches of a loader is divided; None if ranks read shares."""
-        return self._division.describe_reading(loader)
+        return self._division.describe_division(loader)
 
     def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a forward that divides its rows among the ranks.
@@ -154,7 +154,7 @@ class CellLoops:
             return None
         window = self._stepper.window
         if window.size > 1 and not window.averages_each_batch:
-            # Code that reads or changes gradients within a window must find those of all ranks.
+            # Code that reads or changes gradients within a window must find all ranks' gradients.
             window.averages_each_batch = found.reads_gradients()
         self._preparation.prepare_new_optimizers(loader)
         is_untraced = not self._division.divides_models and self._may_evaluate(found.code, loader)

@@ -228,7 +228,7 @@ def warn_gradients_left(accelerator: Accelerator) -> None:
 
 
 def warn_background_process(world: World) -> None:
-    """Warn that each worker starts a process that runs beside the cell."""
+    """Warn that each worker starts a process that runs in the background."""
     _warn_on_main(
         world,
         f"each of the {world.size} workers starts this process, since it runs beside the cell: what it writes is "

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_unequal_batches
-from accel_nb.accelerator.prepare.preparer import WholeReading
+from accel_nb.accelerator.prepare.preparer import WorkDivision
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.config.byte_sizes import size_text
 from accel_nb.data.index_distribution import ReadMode
@@ -30,8 +30,8 @@ from accel_nb.data.loader import read_mode
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.base import Bundle
 
-READ_WHOLE = WholeReading(False, "read whole by every worker")
-_ROWS = WholeReading(True)
+READ_WHOLE = WorkDivision(False, "read whole by every worker")
+_ROWS = WorkDivision(True)
 _SMALL_OUTPUT_BYTES = 2**20
 _NUM_COMPARED = 64
 
@@ -74,7 +74,7 @@ class LoopDivision:
         # reference, and the loader's mode, since the loader may be released while it is iterated.
         self._open: list[tuple[_Loop, DataLoader[Any], ReadMode]] = []
         # By loader: how its whole batches are computed.
-        self._readings: weakref.WeakKeyDictionary[DataLoader[Any], WholeReading] = weakref.WeakKeyDictionary()
+        self._divisions: weakref.WeakKeyDictionary[DataLoader[Any], WorkDivision] = weakref.WeakKeyDictionary()
 
     @property
     def divides_models(self) -> bool:
@@ -95,27 +95,27 @@ class LoopDivision:
         self.has_read_both = False
         self._loops.clear()
         self._close()
-        self._readings.clear()
+        self._divisions.clear()
 
     def end_cell(self) -> None:
         """End a loop that had one batch only, without a description, and allow threads to take part in exchanges."""
         self._stepper.computes_in_main_thread = False
         self._close()
 
-    def describe_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
+    def describe_division(self, loader: DataLoader[Any]) -> WorkDivision | None:
         """Return how the work on whole batches of a loader is divided, now or by default; None if ranks read shares."""
-        return self._readings.get(loader, _ROWS) if self.divides_models else None
+        return self._divisions.get(loader, _ROWS) if self.divides_models else None
 
     def begin_shares(self) -> None:
         """Begin a loop that trains on shares."""
         self.has_read_shares = True
 
-    def begin_whole(self, loader: DataLoader[Any]) -> WholeReading:
+    def begin_whole(self, loader: DataLoader[Any]) -> WorkDivision:
         """Begin a loop in which every rank reads whole batches, as in evaluation; return how the work is divided."""
         self.has_read_shares &= self.mode == "data"
         self.has_read_both |= self.has_read_shares
         self.synchronize_rng()
-        return self._readings.setdefault(loader, _ROWS if self._calls.is_on else READ_WHOLE)
+        return self._divisions.setdefault(loader, _ROWS if self._calls.is_on else READ_WHOLE)
 
     def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> None:
         """Begin a loop that trains on whole batches, whose models are divided."""
@@ -137,7 +137,7 @@ class LoopDivision:
             self._begin_first_batch(loop, loader)
 
     def synchronize_rng(self) -> None:
-        """Set the random states of all ranks to those of rank 0, if they differ; every rank of the cell must call."""
+        """Set the random states of all ranks to rank 0's, if they differ; every rank of the cell must call."""
         if self._stepper.has_rank_rng and not self._is_on_some_ranks:
             synchronize_rng_states(("python", "numpy", "torch"))
             self._accelerator.note_equal_rng()
@@ -170,19 +170,19 @@ class LoopDivision:
         reading = self._find_reading(loaders)
         changed = False
         for loader in loaders:
-            self._readings[loader] = reading
+            self._divisions[loader] = reading
             changed |= self._accelerator.components.preparer.record_division(loader, reading)
         if changed:
             self._accelerator.report(self._used)
 
-    def _find_reading(self, loaders: list[DataLoader[Any]]) -> WholeReading:
+    def _find_reading(self, loaders: list[DataLoader[Any]]) -> WorkDivision:
         if divided := list(self._calls.divided):
             cost = self._describe_cost(loaders)
-            return WholeReading(True, f" in {', '.join(divided)}" + ("" if cost is None else f" ({cost})"))
+            return WorkDivision(True, f" in {', '.join(divided)}" + ("" if cost is None else f" ({cost})"))
         causes = [f"{name}: {found.reason}" for name, found in self._calls.undivided.items()]
         text = "; ".join(causes) if self._calls.is_on else "the workers have different batches"
         text = text or "only parts of models are called"
-        return WholeReading(False, f"computed whole by every worker ({text})")
+        return WorkDivision(False, f"computed whole by every worker ({text})")
 
     def _describe_cost(self, loaders: list[DataLoader[Any]]) -> str | None:
         """Describe the cost that data division would save; None if it is small.
@@ -210,7 +210,7 @@ def _digest(batch: Any) -> int:
     """Return a checksum of a few values of each tensor in a batch."""
     found = 0
     for tensor in find_tensors(batch):
-        # A class of its own may allow no slices of itself.
+        # A subclass may not support slicing.
         flat = _dense_values(tensor.detach()).as_subclass(Tensor).reshape(-1)
         few = flat[:: max(1, flat.numel() // _NUM_COMPARED)][:_NUM_COMPARED]
         found = zlib.crc32(few.cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)

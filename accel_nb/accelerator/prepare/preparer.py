@@ -99,7 +99,7 @@ class ObjectsByKind:
 
 
 @dataclass(frozen=True)
-class WholeReading:
+class WorkDivision:
     """The division of the work on whole batches: by rows (``computes_rows``), or not at all.
 
     ``text``, for the receipt, names the models that divide rows, or the reason why there are none.
@@ -127,7 +127,7 @@ class LoopPolicy(Protocol):
         """Return a function to call in place of a prepared model's ``forward``; None to leave that unchanged."""
         ...
 
-    def describe_whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
+    def describe_division(self, loader: DataLoader[Any]) -> WorkDivision | None:
         """Return how the work on whole batches of a loader is divided; None if ranks read shares."""
         ...
 
@@ -149,7 +149,7 @@ class TrainingLoops:
     def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         """Return None: every rank reads a share, so models need no division."""
 
-    def describe_whole_reading(self, loader: DataLoader[Any]) -> None:
+    def describe_division(self, loader: DataLoader[Any]) -> None:
         """Return None: every rank reads a share."""
 
 
@@ -205,7 +205,7 @@ class Preparer:
         checkpointer: ActivationCheckpointer,
         float8: Float8Layers | None = None,
         options: Config,
-        is_placing: bool = True,
+        moves_objects: bool = True,
         rng_types: Sequence[str] = (),
         observer: RunObserver,
     ) -> None:
@@ -221,7 +221,7 @@ class Preparer:
         self.data = options.data
         self._seed = options.seed
         # Whether objects are moved to the device: the default, and exceptions by id.
-        self._is_placing = is_placing
+        self._moves_objects = moves_objects
         self._placement_overrides: Mapping[int, bool] = {}
         self._rng_types = tuple(rng_types)
         self._observer = observer
@@ -232,14 +232,14 @@ class Preparer:
         self._evaluated: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         # Whether a schedule may have been computed from a loader's length before the loader was divided, so shortened.
         self.has_early_schedule = False
-        # Whether a loader's batch is that of each worker.
+        # Whether a loader's batch is the batch of each worker.
         self._has_per_worker_batches = False
         # A description of each loader's batch, such as "batch 64 = 2 x 32", by the loader's id.
         self.batch_descriptions: dict[int, str] = {}
         # By model id: the policy that has replaced the forward that the strategy had set.
         self._call_policies: dict[int, LoopPolicy] = {}
         # The loaders that every rank reads whole, by id.
-        self.whole_loaders: dict[int, WholeReading] = {}
+        self.whole_loaders: dict[int, WorkDivision] = {}
 
     def __contains__(self, item: object) -> bool:
         found = self._objects.get(id(item))
@@ -302,7 +302,7 @@ class Preparer:
             self._record_ownership(models)
         except BaseException:
             for item in new:
-                self._record(item)  # also what an interrupt has left out, so that it is released
+                self._record(item)  # also objects whose preparation an interrupt has ended, so that they are released
             self.release(new)
             raise
         for scheduler in kinds.schedulers:
@@ -327,15 +327,15 @@ class Preparer:
         if kept is not None:
             kept.pop(id(item), None)
 
-    def record_division(self, loader: DataLoader[Any], reading: WholeReading | None) -> bool:
+    def record_division(self, loader: DataLoader[Any], reading: WorkDivision | None) -> bool:
         """Record how a loader's batches are divided; return whether its description in the receipt changes."""
         if loader not in self:
             return False
         before = self.batch_descriptions.get(id(loader))
-        self._set_reading(loader, reading)
+        self._set_division(loader, reading)
         return before != self.batch_descriptions[id(loader)]
 
-    def _set_reading(self, loader: DataLoader[Any], reading: WholeReading | None) -> None:
+    def _set_division(self, loader: DataLoader[Any], reading: WorkDivision | None) -> None:
         if reading is None:
             self.whole_loaders.pop(id(loader), None)
         else:
@@ -418,7 +418,7 @@ class Preparer:
             self._objects.pop(key, None)
 
     def _is_placed(self, item: Any) -> bool:
-        return self._placement_overrides.get(id(item), self._is_placing)
+        return self._placement_overrides.get(id(item), self._moves_objects)
 
     def _compile(self, model: nn.Module) -> None:
         if self._float8 is not None:
@@ -560,7 +560,7 @@ class Preparer:
         if isinstance(loops, TrainingLoops):  # others may read the loader by its own iterator
             replace_state_methods(loader, self._comm)
         setattr(type(loader), _OWNERSHIP, Ownership(self._owner, unshard_loader))
-        self._set_reading(loader, loops.describe_whole_reading(loader))
+        self._set_division(loader, loops.describe_division(loader))
 
     def _describe_batch(self, loader: DataLoader[Any]) -> str:
         """Return the batch size of a prepared loader and the share that each rank reads, as text."""

@@ -127,8 +127,8 @@ class TrainingState:
     def save(self, output_dir: str | os.PathLike[str] | None, *, blocking: bool, is_alone: bool = False) -> str:
         """Write a checkpoint and return its URL; see `Accelerator.save_state`.
 
-        With ``is_alone`` no other rank calls. Then the checkpoint is that of a world of one rank, and is complete when
-        the call returns.
+        With ``is_alone`` no other rank calls. Then the checkpoint is saved as by a world of one rank, and is complete
+        when the call returns.
         """
         if self._stepper.is_joined and not is_alone:
             raise MisuseError(f"save_state: {REFUSED_IN_JOIN}")
@@ -220,7 +220,7 @@ class TrainingState:
     def _state_tree(self, comm: Communicator, url: str, draft_url: str) -> dict[str, Any]:
         """Return the state of the ranks of ``comm`` as a tree; tensors are not copied. Hooks receive ``draft_url``."""
         bundle, window = self._stepper.bundle, self._stepper.window
-        if window.num_pending and self._stepper.strategy.capabilities.hides_gradients:
+        if window.num_pending and self._stepper.strategy.capabilities.holds_gradients:
             raise CheckpointError(
                 f"{url} was not saved: strategy {self._stepper.strategy.name!r} cannot store the gradients of an "
                 f"accumulation window that is open ({window.num_pending} of {window.size} batches); save after a step"
@@ -483,7 +483,7 @@ class TrainingState:
                 f"an open accumulation window was dropped: it was saved with accumulate {progress['accumulate']}, and "
                 f"now it is {window.size}"
             )
-        if held and self._stepper.strategy.capabilities.hides_gradients:
+        if held and self._stepper.strategy.capabilities.holds_gradients:
             held = 0
             notes.append(
                 f"an open accumulation window was dropped: strategy {self._stepper.strategy.name!r} cannot restore its "
@@ -540,7 +540,7 @@ def _copy_tensors(tree: Any) -> Any:
 
 
 def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
-    """Return a model's tensors and the versions of its modules; buffers, which may differ, are those of rank 0."""
+    """Return a model's tensors and the versions of its modules; buffers, which may differ among ranks, are rank 0's."""
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {
         "values": {

@@ -31,9 +31,9 @@ class ClosureLoss:
     def evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call a closure and return the loss of the whole batch; every rank must call.
 
-        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. Passes of losses with.
-        different factors are added up. An optimizer that steps another one passes its closure on: the loss is then that
-        of the inner call.
+        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. Passes of losses with
+        different factors are added up. An optimizer that steps another one passes its closure on: then the inner call
+        determines the loss.
         """
         if self._factors is not None:
             return closure()

@@ -1,8 +1,8 @@
 """Weights of losses: of the share of a batch that a rank computes, and of losses that are sums.
 
 A batch is divided among ranks, and every rank computes the loss of its share. For the ranks' gradients to combine to
-those of the whole batch, a mean over samples is weighted by the number of samples, a sum over samples by 1, and a
-weighted mean (over tokens that are not ignored, with class weights or a mask) by its total weight.
+the gradients of the whole batch, a mean over samples is weighted by the number of samples, a sum over samples by 1, and
+a weighted mean (over tokens that are not ignored, with class weights or a mask) by its total weight.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LossWithFactor(NamedTuple):
 
 
 class LossWeights:
-    """Weights the losses of one rank, so that the gradients of all ranks combine to those of the whole batch."""
+    """Weights the losses of one rank, so that all ranks' gradients combine to the gradients of the whole batch."""
 
     def __init__(self, world: World, comm: Communicator) -> None:
         # Whether a loss that is a sum over samples stays a sum over the whole batch, as on one device.

@@ -73,7 +73,7 @@ class OptimizerProxy:
         self._stepping = stepping
         self._is_stepping = False
         self._closure: Callable[[], Any] | None = None
-        # What the cell has passed to ``step``, and what the optimizer's own method returned; None if it did not run.
+        # The arguments of the cell's ``step``, and the result of the optimizer's own method; None if it did not run.
         self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.result: Any = None
         self._saved = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}

@@ -38,7 +38,7 @@ class ParameterReferences:
         self._views = WeakIdKeyDictionary()
 
     def replace(self, changed: Mapping[int, Tensor], memory: ParameterMemory) -> None:
-        """Replace parameters by id, and tensors with all of a parameter's ``memory``, as those of a state dict."""
+        """Replace parameters by id, and tensors with all of a parameter's ``memory``, such as state dict values."""
         _Replacement(changed, memory, self._views).replace_items(self._namespace(), 0)
 
 
@@ -149,7 +149,7 @@ class _Replacement:
         if all(one is other for one, other in zip(items, new, strict=True)):
             return value
         if isinstance(value, tuple | frozenset):
-            make = getattr(value, "_make", type(value))  # that of a named tuple
+            make = getattr(value, "_make", type(value))  # the constructor of a named tuple
             return make(new)
         if isinstance(value, set):
             value.clear()

@@ -33,7 +33,7 @@ def _weights(model: nn.Module) -> Iterator[Tensor]:
 def _optimizer_state(comm: Communicator, optimizers: Iterable[Optimizer], model: nn.Module) -> Iterator[Tensor]:
     """Yield the averaged state in the order of the model's parameters, which optimizers of several ranks may lack.
 
-    State of a parameter that one rank has not updated is removed on the others, so that it begins anew on all.
+    State of a parameter that one rank has not updated is removed on the others, so that it is initialized again on all.
     """
     states = [(optimizer, parameter) for optimizer in optimizers for parameter in model.parameters()]
     own = [_averaged_names(optimizer.state.get(parameter, {})) for optimizer, parameter in states]

@@ -60,7 +60,7 @@ def load(
     the model does not fit, the speed of the device and of transfers is measured for some milliseconds (``pace``:
     explicit values, see `infer_auto_device_map`), and parts are placed so that such a forward takes the least time.
     ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantizes linear layers one at a time while they are
-    loaded; it is not needed for a checkpoint that is stored quantized. The other arguments are those of
+    loaded; it is not needed for a checkpoint that is stored quantized. For the other arguments see
     `load_checkpoint_and_dispatch`. Raises `ConfigError` with all problems.
     """
     model = _build_empty(model_class, builder, config)

@@ -56,11 +56,11 @@ def load_checkpoint_in_model(
     """Read safetensors (a file, an index, a folder) into a model, each tensor directly to its place in ``device_map``.
 
     Tensors on ``disk`` stay in the files, and on the meta device in the model. Floating-point tensors are converted to
-    ``dtype``, else to that of the model's tensor; those of modules in ``keep_in_fp32_modules`` to float32. Memory is
-    allocated for the tensors and, for conversion and copies to a device, some MiB per thread. With ``mmap``, tensors on
-    the CPU that need no conversion are memory maps of the files instead of copies. The files must not change while the
-    model is used: access to a truncated one ends the process. Mapped tensors are not aligned, so kernels may round
-    differently.
+    ``dtype`` (None: the dtype of the model's tensor), except in modules in ``keep_in_fp32_modules`` (to float32).
+    Memory is allocated for the tensors and, for conversion and copies to a device, some MiB per thread. With ``mmap``,
+    tensors on the CPU that need no conversion are memory maps of the files instead of copies. The files must not change
+    while the model is used: access to a truncated one ends the process. Mapped tensors are not aligned, so kernels may
+    round differently.
 
     All names, shapes and dtypes are checked first. Nothing is loaded if a tensor is missing in the checkpoint and the
     model has no value for it, or if a shape differs. With ``strict``, any missing or unexpected tensor is an error;
@@ -146,9 +146,8 @@ def load_checkpoint_and_dispatch(
     """Load safetensors into a model and dispatch it over devices, host memory and disk; returns the model.
 
     ``device_map`` is a mapping, or ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` (see
-    `infer_auto_device_map`); None loads only. Weights on disk stay in the checkpoint's
-    files, without a copy. The other arguments are those of `infer_auto_device_map`,
-    `load_checkpoint_in_model` and `dispatch_model`.
+    `infer_auto_device_map`); None loads only. Weights on disk stay in the checkpoint's files, without a copy. For the
+    other arguments see `infer_auto_device_map`, `load_checkpoint_in_model` and `dispatch_model`.
     """
     if isinstance(device_map, str):
         device_map = plan_device_map(
@@ -298,7 +297,7 @@ class ModelTensorSlot:
         return self.tensor.numel() * self.dtype.itemsize
 
     def target_device(self, wanted: torch.device | None) -> torch.device:
-        """Return the device after loading: ``wanted``, else that of the model's tensor."""
+        """Return the device after loading: ``wanted``, else the device of the model's tensor."""
         return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
 
     def can_fill_in_place(self, device: torch.device) -> bool:

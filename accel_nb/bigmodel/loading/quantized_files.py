@@ -55,8 +55,8 @@ def quantize_checkpoint(
     """Write a copy of a checkpoint with quantized linear layers, one layer at a time; the model need not fit in memory.
 
     ``model`` was built under `init_empty_weights`; it stays empty, and its linear layers are replaced by quantized ones
-    (if it has such already, ``quantization`` is ignored). Floating-point tensors are converted to ``dtype`` (None: that
-    of the model), except in ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
+    (if it has such already, ``quantization`` is ignored). Floating-point tensors are converted to ``dtype`` (None: the
+    model's dtypes), except in ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
     """
     opened = open_safetensors(checkpoint)
     wanted = None if dtype is None else parse_dtype(dtype)

@@ -157,7 +157,7 @@ def has_offloaded_params(model: nn.Module) -> bool:
 
 
 def get_dispatch_record(model: nn.Module) -> DispatchRecord:
-    """Return the record of what `dispatch_model` changed; raises `MisuseError` for a model that was not dispatched."""
+    """Return the record of changes by `dispatch_model`; raises `MisuseError` for a model that was not dispatched."""
     record = model.__dict__.get(_RECORD_ATTRIBUTE)
     if record is None:
         raise MisuseError("the model was not dispatched; call dispatch_model or load_checkpoint_and_dispatch first")
@@ -172,7 +172,7 @@ def get_prefetcher(model: nn.Module) -> WeightPrefetcher | None:
 
 @dataclass(eq=False)
 class ModuleWeights:
-    """The offloaded weights of one module, without those of its submodules."""
+    """The offloaded weights of one module, without its submodules."""
 
     groups: list[WeightGroup] = field(default_factory=list)
     """The groups with these weights; several only for a module in several blocks."""

@@ -1,8 +1,8 @@
 """Prefetch of offloaded weights into a bounded set of buffers, in the order that earlier forwards used them.
 
-A `WeightGroup` has the weights that a forward needs at once: those of a block, or of a module with weights of its own.
+A `WeightGroup` has the weights that a forward needs at once: the weights of a block, or the direct weights of a module.
 Groups are read in the order of their next use, unless the transfer does not benefit from prefetch. The group whose next
-use is last is evicted first, so that buffers beyond those of the prefetch retain some groups until the next forward.
+use is last is evicted first, so that buffers that the prefetch does not need retain some groups until the next forward.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _ThreadState(threading.local):
 class WeightPrefetcher:
     """Loads the weights of groups for the forwards that need them; several threads may compute at once.
 
-    ``budget`` limits the buffers, in bytes. It is exceeded only while the groups in use need more, as those of several
+    ``budget`` limits the buffers, in bytes. It is exceeded only while the groups in use need more, as several
     concurrent forwards may.
     """
 

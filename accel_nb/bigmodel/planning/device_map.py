@@ -76,8 +76,8 @@ def infer_auto_device_map(
     With a ``pace``, the speed of the device and of transfers to it, parts that the first device computes are moved
     between device, cpu and disk as long as that shortens the expected time of a forward: parts with slow transfers stay
     on the device, and transfers overlap with the computation of other parts. ``flops`` are the operations of modules in
-    a forward, by name, as `measure_forward_cost` measures them; without them the time of a module is that of one pass
-    over its weights, as for one token. ``verbose`` prints the plan.
+    a forward, by name, as `measure_forward_cost` measures them; without them a module takes the time of one pass over
+    its weights, as for one token. ``verbose`` prints the plan.
 
     Raises `ConfigError` with all problems, including a part larger than the device that computes it.
     """
@@ -131,7 +131,7 @@ def get_balanced_memory(
 ) -> dict[Device, int]:
     """Return memory limits that divide the model among the accelerators as evenly as its parts allow.
 
-    With ``low_zero`` the first one receives only what does not fit on the others. Limits do not change if the model
+    With ``low_zero`` the first one receives only parts that do not fit on the others. Limits do not change if the model
     does not fit on the accelerators, or there is only one.
     """
     limits = get_max_memory(max_memory)
@@ -179,7 +179,7 @@ def plan_device_map(
     """Return the device map for ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` on this machine.
 
     Except for ``sequential`` it is the fastest one found for ``pace``, the speed of the device and of transfers to it
-    (None: that of typical hardware).
+    (None: typical hardware).
     """
     if method not in PLANNING_METHODS:
         raise ConfigError(f"device_map {method!r} is unknown; there are {', '.join(PLANNING_METHODS)}, or a dictionary")

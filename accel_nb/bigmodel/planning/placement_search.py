@@ -150,7 +150,7 @@ class Arrangement:
 
 
 def is_better(first: ForwardTime, second: ForwardTime) -> bool:
-    """Return whether the forward of one arrangement is better than that of another."""
+    """Return whether one forward time is better than another."""
     cost = second.seconds + _READ_TIME_WEIGHT * second.read_s
     return first.seconds + _READ_TIME_WEIGHT * first.read_s < cost * (1 - _MIN_IMPROVEMENT)
 

@@ -117,8 +117,8 @@ def find_blocks(model: nn.Module) -> list[str]:
 def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict[Device, int]:
     """Return the bytes that weights may take on each device: as given, else the memory that is free now.
 
-    Accelerators come first, then ``cpu``. Memory of an integrated accelerator is subtracted from that of the CPU.
-    Raises `ConfigError` with all problems.
+    Accelerators come first, then ``cpu``. Memory of an integrated accelerator is subtracted from the CPU's. Raises
+    `ConfigError` with all problems.
     """
     if max_memory is not None:
         return _parse_limits(max_memory)

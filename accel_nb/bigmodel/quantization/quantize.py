@@ -100,9 +100,9 @@ def quantize_model(
 ) -> nn.Module:
     """Replace linear layers by quantized ones, one at a time; returns the model, changed in place.
 
-    On the meta device nothing is computed: weights are then quantized while a checkpoint is loaded. ``dtype`` is that
-    of the computation (None: the layers' own). Layers of ``keep_in_fp32_modules`` are skipped too; their dtype stays.
-    Raises `ConfigError` with all problems, and then changes nothing.
+    On the meta device nothing is computed: weights are then quantized while a checkpoint is loaded. ``dtype`` is the
+    dtype of the computation (None: the layers' own). Layers of ``keep_in_fp32_modules`` are skipped too; their dtype
+    stays. Raises `ConfigError` with all problems, and then changes nothing.
     """
     options = as_quantization(quantization)
     names = _choose_layers(model, options, keep_in_fp32_modules)

@@ -1,4 +1,4 @@
-"""The user's code among the loaded modules and on the stack: the notebook, and files outside of installed packages."""
+"""Detection of user code in loaded modules and on the stack: the notebook, and files outside of installed packages."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def _package(frame: types.FrameType) -> str:
 
 
 def _module_name(frame: types.FrameType) -> str:
-    """Return the name of a frame's module; of one that ``python -m`` runs the name in the import system."""
+    """Return the name of a frame's module; for one that ``python -m`` runs, its import name."""
     return getattr(frame.f_globals.get("__spec__"), "name", None) or frame.f_globals.get("__name__", "")
 
 
 def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
-    """Yield the frames from the caller's up to the cell's own, without those of this package."""
+    """Yield the frames from the caller's up to the cell's own, except this package's."""
     frame = sys._getframe(1)
     while frame is not None:
         if _package(frame) != _OWN:

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 
 from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.distributed import sharded
-from accel_nb.runtime.generators import generator_values
 from accel_nb.runtime.process.user_code import is_user_module
+from accel_nb.runtime.python_generators import generator_values
 
 _MAX_DEPTH = 3
 _MAX_CONTAINER = 64

@@ -85,7 +85,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _functions_of(value: Any, mentioned: Collection[str], depth: int = 0) -> Iterator[types.FunctionType]:
-    """Yield the user's functions behind a value: itself, or those of its methods and attributes in ``mentioned``."""
+    """Yield the user's functions that a value provides: itself, or its methods and attributes in ``mentioned``."""
     # Not by ``getattr`` with a default: the user's ``__getattr__`` may raise any error.
     function = value.__func__ if isinstance(value, _METHODS) else value.func if isinstance(value, _PARTIAL) else value
     if isinstance(function, types.FunctionType):

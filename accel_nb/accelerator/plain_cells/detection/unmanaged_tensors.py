@@ -68,7 +68,7 @@ class UnmanagedTensors:
 def find_unmanaged_names(names: Mapping[str, Any], module_parameters: Set[int]) -> list[str]:
     """Return the sorted names of tensors that require gradients but are in no module, and of ScriptModules with such.
 
-    ``module_parameters`` are the ids of parameters of modules; those of modules reachable from ``names`` are added.
+    ``module_parameters`` are the ids of parameters of modules; parameters of modules in ``names`` are added.
     """
     found = find_training_objects(names.values())
     modules = [item for item in found if isinstance(item, nn.Module) and not isinstance(item, ScriptModule)]

@@ -38,7 +38,7 @@ def find_unprepared(
     prepared_optimizers: Iterable[Optimizer],
     lazy_models: LazyModels,
 ) -> UnpreparedObjects:
-    """Find those of ``objects``, and of the optimizers of their schedulers, that are not ``prepared`` yet.
+    """Find the ``objects``, and the optimizers of schedulers among them, that are not ``prepared`` yet.
 
     Models with lazy layers, and objects that user code has distributed itself, are left out.
     """

@@ -1,4 +1,4 @@
-"""Detection of the file operations of a plain cell: those of its own code, and of threads that it has started."""
+"""Detection of the file operations of a plain cell, by its code and by threads that it has started."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CellFiles:
 
     def __init__(self) -> None:
         self.changed: ChangedPaths | None = None
-        # The threads that the cell's code has started, also through a library: what they write, the cell writes.
+        # The threads that the cell's code has started, also through a library: their files are the cell's.
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._writes_for_cell = False
         # A library that is imported while a cell runs may keep a reference to a replacement, which must call the

@@ -50,8 +50,8 @@ class _Change(NamedTuple):
 class ChangedPaths:
     """The paths that rank 0 has changed in the current cell.
 
-    Every rank must create this, since rank 0 sends the path of its file. For ranks on other machines, which
-    cannot read the file, and with a backend that does not count collectives, every path is what it is now.
+    Every rank must create this, since rank 0 sends the path of its file. Ranks on other machines, which cannot read the
+    file, and ranks with a backend that does not count collectives, find every path in its present state.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -67,7 +67,7 @@ class ChangedPaths:
         self._size = self._num_lines = 0
         self._file: BinaryIO | None = None
         self._descriptors = ""
-        # The folder of rank 0's descriptors, the number of that of its file, and the first line of the file.
+        # The folder of rank 0's descriptors, the descriptor of its file, and the first line of the file.
         address: list[str] | None = None
         if comm.world.is_main and DefaultGroup.num_collectives() is not None:
             self._file = os.fdopen(os.memfd_create("accel_nb_changed_paths"), "r+b", buffering=0)
@@ -193,7 +193,7 @@ class ChangedPaths:
     def _change_of(self, path: str) -> tuple[str | None, int | None]:
         """Return path and descriptor of the first change, not yet reached by this rank, of a path or a folder above it.
 
-        Later ones are changes of what rank 0 has made there since.
+        Later changes concern files that rank 0 has made there since.
         """
         if not self._changes or os.getpid() != self._process:  # a loader's process does not count collectives
             return None, None

@@ -565,7 +565,7 @@ class _Scan:
 
 
 def _with_name(opened: Any, path: Any) -> Any:
-    """Return an opened file with the name by which code has opened it, in place of that of this rank's version."""
+    """Return an opened file with the name by which code has opened it, instead of the version's name."""
     raw = opened
     for name in ("buffer", "raw"):
         raw = getattr(raw, name, raw)

@@ -1,7 +1,7 @@
 """The file system as a rank other than rank 0 sees it in a plain cell, and the errors of operations on it.
 
-A rank finds its own versions and folders, not the paths that it has removed, and otherwise what rank 0 had before the
-changes that this rank has not reached yet (`ChangedPaths`). Rank 0 raises the errors of the system. The other ranks
+A rank finds its own versions and folders, not the paths that it has removed, and otherwise the files of rank 0 without
+the changes that this rank has not reached yet (`ChangedPaths`). Rank 0 raises the errors of the system. The other ranks
 raise the same ones: code may handle them and continue, such as code that searches an unused folder name.
 """
 
@@ -28,7 +28,7 @@ _POLL_S = 0.002
 _MAX_WAIT_S = 2.0
 """How long a rank that lists a folder waits for what it has made there itself, and rank 0 has not."""
 UNKNOWN = -1
-"""The mode of a path at which rank 0 may have made or removed something that this rank cannot follow."""
+"""The mode of a path at which rank 0 may have made or removed a file that this rank cannot determine."""
 
 
 class PathView(CellFiles):
@@ -46,9 +46,9 @@ class PathView(CellFiles):
         self._renamed: dict[str, tuple[list[str], tuple[int, int]]] = {}
         # Versions that were deleted, since there were too many: rank 0 has such a file, or creates it soon.
         self._dropped: set[str] = set()
-        # What rank 0 has not made in the time that this rank has waited for it.
+        # The files that rank 0 has not made in the time that this rank has waited for them.
         self._only_here: set[str] = set()
-        # Temporary files and folders that only this rank has, under names of its own.
+        # Temporary files and folders that only this rank has, under names that no other rank uses.
         self._temporary: set[str] = set()
 
     def clear_paths(self) -> None:
@@ -193,7 +193,7 @@ class PathView(CellFiles):
             time.sleep(_POLL_S)
 
     def _mode(self, full: str, *, follows_link: bool = False) -> int | None:
-        """Return the mode of what this rank finds at a path; None for nothing, `UNKNOWN` if that is uncertain."""
+        """Return the mode of the file or folder that this rank finds at a path, if any; `UNKNOWN` if uncertain."""
         if full in self._files:
             return stat.S_IFREG
         if full in self._folders:

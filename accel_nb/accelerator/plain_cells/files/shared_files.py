@@ -45,7 +45,7 @@ class SharedFiles(CellFiles):
             try:
                 result = call_with(original, position, name, temporary, args, kwargs)
                 if os.path.exists(temporary):  # the profiler logs that it cannot write, and raises nothing
-                    self._record(target)  # as the other ranks look it up, who follow no links
+                    self._record(target)  # as the other ranks look it up, which follow no links
                     _replace(temporary, path)
             finally:
                 with suppress(FileNotFoundError):
@@ -158,7 +158,7 @@ class SharedFiles(CellFiles):
         return remove
 
     def make_rmtree(self, original: Function) -> Function:
-        """Return an ``rmtree`` that records what is in a folder, and then the folder itself."""
+        """Return an ``rmtree`` that records the contents of a folder, and then the folder itself."""
 
         @functools.wraps(original)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
 """Trace of the operations from the samples of one batch to the losses that are computed from it.
 
-If a batch is divided among the workers, each worker computes the loss of its share. The combined losses equal that of
-the whole batch if it is a sum or a mean over samples. A `LossTrace` records the operations of one step, to prove that.
-A loss that depends on operations without a rule is not proven.
+If a batch is divided among the workers, each worker computes the loss of its share. The combined losses equal the loss
+of the whole batch if it is a sum or a mean over samples. A `LossTrace` records the operations of one step, to prove
+that. A loss that depends on operations without a rule is not proven.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class BackwardPasses:
         """Whether a backward pass has run since an optimizer, prepared or not, stepped last."""
 
     def wrap_method(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return a ``Tensor.backward`` that computes what one device would compute for the whole batch."""
+        """Return a ``Tensor.backward`` that computes the same gradients as one device for the whole batch."""
         stepper = self._stepper
 
         @functools.wraps(original)
@@ -61,7 +61,7 @@ class BackwardPasses:
         return backward
 
     def wrap_function(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return a ``torch.autograd.backward`` that computes what one device would compute for the whole batch."""
+        """Return a ``torch.autograd.backward`` that computes the same gradients as one device for the whole batch."""
         stepper = self._stepper
 
         @functools.wraps(original)
@@ -142,7 +142,7 @@ class BackwardPasses:
             stepper.backward(loss, retain_graph=retain_graph, create_graph=create_graph)
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a ``torch.autograd.grad`` that in model division computes what one device would.
+        """Return a ``torch.autograd.grad`` that in model division computes the same gradients as one device.
 
         Gradients of the parameters that a backward pass averages over ranks are averaged here too.
         """

@@ -31,7 +31,7 @@ class FileFunctions:
         return self._files.writing_for_cell()
 
     def begin_cell(self, entropy: int | None) -> None:
-        """Begin to follow the paths that rank 0 changes; every rank must call, with the same number."""
+        """Begin to record the paths that rank 0 changes; every rank must call, with the same number."""
         if self._changed_paths is None:
             self._changed_paths = ChangedPaths(self._comm)
         self._changed_paths.begin(entropy or 0)

@@ -1,10 +1,10 @@
 """Reading and assigning ``parameter.data`` and ``parameter.grad.data`` in plain cells.
 
-A sharded tensor cannot be given other memory: assigned values are copied into this rank's shard, and what was read from
-``data`` before gets a copy of the old values, as code that swaps weights with their averages expects. An unsharded
-tensor that was assigned is kept equal to the shard while code holds it, as is one that has received the ``data`` of a
-sharded tensor. Writes of a forward pass to a parameter that was gathered for it would be lost: the strategy detects
-them by version counters and raises; PyTorch does not count writes to ``data``.
+A sharded tensor cannot be given other memory: assigned values are copied into this rank's shard, and tensors that were
+read from ``data`` before get copies of the old values, as code that swaps weights with their averages expects. An
+unsharded tensor that was assigned is kept equal to the shard while code holds it, as is one that has received the
+``data`` of a sharded tensor. Writes of a forward pass to a parameter that was gathered for it would be lost: the
+strategy detects them by version counters and raises; PyTorch does not count writes to ``data``.
 
 DDP averages gradients in the memory of its buckets, and a parameter's gradient is the tensor by which DDP finds
 its place in a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the

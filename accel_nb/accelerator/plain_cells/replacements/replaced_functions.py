@@ -43,7 +43,7 @@ class ReplacedFunctions:
             self.replace((owner,), name, make)
 
     def replace_new(self, functions: Iterable[tuple[Any, str, Make]]) -> None:
-        """Replace those of the functions that are not replaced yet."""
+        """Replace the given functions, except for those already replaced."""
         replaced = {(owner, name) for owner, name, _ in self._replaced}
         self.replace_all(item for item in functions if item[:2] not in replaced)
 

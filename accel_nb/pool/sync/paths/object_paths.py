@@ -49,7 +49,7 @@ from accel_nb.pool.sync.reductions.loader_state import loader_attributes
 from accel_nb.pool.sync.reductions.memory_views import is_whole_view
 from accel_nb.pool.sync.reductions.open_files import file_of, is_any_file, is_csv_writer, is_file
 from accel_nb.runtime.container_items import items_of
-from accel_nb.runtime.generators import argument_values
+from accel_nb.runtime.python_generators import argument_values
 
 MAX_PARTS = 512
 """The most objects of a value that have paths, and the most steps of a path."""
