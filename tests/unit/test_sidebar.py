@@ -136,7 +136,7 @@ def test_without_a_comm_there_is_no_sidebar_and_no_error(
 
 
 def ask(to: Line, about: str, **given: Any) -> dict[str, Any]:
-    return to.say(kind="ask", id=7, about=about, given=given)
+    return to.say(kind="request", id=7, topic=about, arguments=given)
 
 
 def test_the_kernel_opens_a_comm_and_sends_the_state(sidebar: SidebarComm, line: Line):
@@ -177,9 +177,9 @@ def test_settings_are_a_layer_of_the_session(line: Line, session: Session):
     "data",
     [
         {"kind": "stop"},
-        {"kind": "ask", "id": 1, "about": "__class__", "given": {}},
-        {"kind": "ask", "id": "1", "about": "log", "given": {}},
-        {"kind": "ask", "id": 1, "about": "log", "given": []},
+        {"kind": "request", "id": 1, "topic": "__class__", "arguments": {}},
+        {"kind": "request", "id": "1", "topic": "log", "arguments": {}},
+        {"kind": "request", "id": 1, "topic": "log", "arguments": []},
         {"kind": "watch", "on": "yes"},
         {},
     ],
@@ -305,7 +305,7 @@ def test_a_query_that_fails_is_refused_with_its_error(sidebar: SidebarComm, line
         raise RuntimeError("not now")
 
     sidebar._answers = {"resolve": fail}
-    reply = line.say(kind="ask", id=3, about="resolve", given={})
+    reply = line.say(kind="request", id=3, topic="resolve", arguments={})
     assert (reply["kind"], reply["id"], reply["text"]) == ("refusal", 3, "RuntimeError: not now")
 
 

@@ -136,7 +136,7 @@ export interface IScaleLearningRate {
   readonly factor: number;
 }
 
-/** Set the learning rate to ``value``; parameter groups and schedules keep their proportions, as in `ScaleLearningRate`. */
+/** Set the learning rate to ``value``; as in `ScaleLearningRate`, groups and schedules keep their proportions. */
 export interface ISetLearningRate {
   readonly kind: 'set_rate';
   readonly value: number;
@@ -249,7 +249,7 @@ export type Query =
 
 export const PANEL_VERSION = 1 as const;
 
-export const SIDEBAR_VERSION = 2 as const;
+export const SIDEBAR_VERSION = 3 as const;
 
 export const MEAN_RANK = -1 as const;
 
