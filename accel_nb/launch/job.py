@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-_OF_LAUNCHER = ("timeout", "show_ranks", "notify.url", "notify.command", "notify.after")
+_LAUNCHER_OPTIONS = ("timeout", "show_ranks", "notify.url", "notify.command", "notify.after")
 """The options that the process that starts the ranks applies."""
 
 
@@ -105,7 +105,7 @@ class LaunchJob:
                 if origin.layer == "environment"
             ]
         if self.scheduler is not None and self.scheduler.is_rank:
-            unused = [f"{name} from {self.resolved.origins[name]}" for name in _OF_LAUNCHER if name in given]
+            unused = [f"{name} from {self.resolved.origins[name]}" for name in _LAUNCHER_OPTIONS if name in given]
             unused += ["--max-restarts"] if self.request.max_restarts else []
             lines += [f"{name} has no effect: {self.scheduler.scheduler} starts and ends the ranks" for name in unused]
         elif not self.machines.is_one and "show_ranks" in given:
@@ -198,7 +198,7 @@ class LaunchJob:
 
     def batch(self) -> BatchFile:
         """Return the batch file for Slurm."""
-        config, request = self._for_scheduler(), self.request
+        config, request = self._schedulable_config(), self.request
         return make_batch(
             self.name, self._launch_words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
             options=request.sbatch,
@@ -206,13 +206,13 @@ class LaunchJob:
 
     def manifest(self) -> str:
         """Return the Kubeflow manifest."""
-        config, request = self._for_scheduler(), self.request
+        config, request = self._schedulable_config(), self.request
         return train_job(
             self.name, self._launch_words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
             image=request.image,
         )  # fmt: skip
 
-    def _for_scheduler(self) -> Config:
+    def _schedulable_config(self) -> Config:
         """Return the options; raise `ConfigError` for workers that these schedulers cannot provide."""
         if self.resolved.config.tpus is not None:
             raise ConfigError(

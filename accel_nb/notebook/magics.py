@@ -171,7 +171,7 @@ class AccelerateMagics(Magics):
         name = f"<accelerate cell {number}>"
         source, flags = "", 0
         try:
-            with warnings.catch_warnings():  # the workers give those of the compiler
+            with warnings.catch_warnings():  # the workers report the warnings of the compiler
                 warnings.simplefilter("ignore")
                 source, flags = insert_scripts(f"# %%accelerate {line}\n" + self._shell.transform_cell(text))
                 source = replace_magics(source, self._shell, self._shell.user_ns)

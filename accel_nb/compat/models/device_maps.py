@@ -124,7 +124,7 @@ class _Plan:
         return not self.placed.isdisjoint(self.tree.tensor_indices(part))
 
     def largest(self, without: set[int]) -> int:
-        """Return the size of the largest part that has none of some tensors."""
+        """Return the size of the largest part that contains no tensor of ``without``."""
         return next((size for size, held in self.by_size if held.isdisjoint(without)), 0)
 
     def indices_on(self, devices: Iterable[Device]) -> set[int]:

@@ -86,7 +86,7 @@ class ImportedChanges:
             self._num_read = 0
         for source in history[self._num_read :]:
             try:
-                with warnings.catch_warnings():  # the cell has given those of the parser
+                with warnings.catch_warnings():  # the cell has shown the warnings of the parser
                     warnings.simplefilter("ignore")
                     tree = ast.parse(source)
             except (SyntaxError, ValueError, RecursionError):  # a cell that has not run

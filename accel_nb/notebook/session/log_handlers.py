@@ -137,7 +137,7 @@ def set_handlers(handlers: list[dict[str, Any]]) -> None:
             copied = _FileCopy(target, item["encoding"])
         else:
             senders = [own for own in logger.handlers if isinstance(own, RecordSender) and own.target == target]
-            if senders:  # for two handlers of one class, to both of which the notebook gives each record
+            if senders:  # for two handlers of one class, both of which handle each record in the notebook
                 senders[0].setLevel(min(senders[0].level, item["level"]))
                 continue
             copied = RecordSender(item["logger"], target)

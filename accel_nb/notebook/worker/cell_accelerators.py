@@ -105,7 +105,7 @@ class CellAccelerators:
             if isinstance(value, Accelerator) and value not in self._suspended:
                 value.close(is_alone=True)
 
-    def take_lines(self) -> list[str]:
+    def pop_lines(self) -> list[str]:
         """Return lines on what was lost since the last call."""
         lost, self._has_lost_gradients = self._has_lost_gradients, False
         return [_LOST_GRADIENTS] if lost else []

@@ -195,7 +195,7 @@ class CellProgram:
 
     def _execute_and_finish(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell or the call, to its end or to the step after which it is stopped; return its error, or None."""
-        self._lines = self._accelerators.take_lines()
+        self._lines = self._accelerators.pop_lines()
         self._control_receiver.begin_run()
         with using_layers(resolved), _receiving_events(self._worker, self._control_receiver):
             try:

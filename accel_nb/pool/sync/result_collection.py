@@ -44,7 +44,7 @@ from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.paths.function_caches import cached_functions, has_changeable_results
 from accel_nb.pool.sync.paths.object_paths import attribute_path, is_at_or_below, root_name
 from accel_nb.pool.sync.reductions.iterators import WAS_READ, is_generator_iterator, is_iterator
-from accel_nb.pool.sync.stream.pickling import TrialPickler, copyable_values
+from accel_nb.pool.sync.stream.pickling import CopyChecker, copyable_values
 from accel_nb.runtime.distributed.sharded import can_read_full, is_sharded
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -109,7 +109,7 @@ class ResultCollection:
         self._wanted = wanted
         self._relocated = relocated
         self._uncopied_before = uncopied
-        self._trial = TrialPickler(namespace, shared)
+        self._trial = CopyChecker(namespace, shared)
 
     def add_new_values(self) -> None:
         """Add the values of the names that the cell has bound to other objects, and of wanted names."""
@@ -190,7 +190,7 @@ class ResultCollection:
         """Add the value of a name, or the part of it that can be copied."""
         trial, own = self._trial, self._shared.get(id(value))
         if own and own[1] == name:  # else another name of an object that the kernel holds
-            trial = TrialPickler(self.namespace, self._shared.select(lambda item: root_name(item[1]) != name))
+            trial = CopyChecker(self.namespace, self._shared.select(lambda item: root_name(item[1]) != name))
         limit = None if is_wanted else LARGE_BYTES
         reason = _try_value(value, trial, limit)
         if reason is None:
@@ -265,7 +265,7 @@ class ResultCollection:
         contents = changed_contents(known.content, now.content, self.namespace, self._shared)
         items = item_ids({path: known.content}, {} if contents is None else {path: contents})
         sent = content if contents is None else (content, contents)
-        reason = _try_value(sent, TrialPickler(self.namespace, items.merge(self._shared)), limit)
+        reason = _try_value(sent, CopyChecker(self.namespace, items.merge(self._shared)), limit)
         if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
             copyable, uncopied = _split_attributes(content.values, self.namespace, self._shared)
             self._record_uncopied(path, value, uncopied)
@@ -365,7 +365,7 @@ def _has_plain_bytes(tensor: Any) -> bool:
     return not (is_sparse(tensor) or tensor.is_meta or tensor.is_quantized)
 
 
-def _try_value(value: Any, trial: TrialPickler, limit: int | None) -> str | None:
+def _try_value(value: Any, trial: CopyChecker, limit: int | None) -> str | None:
     """Return None if a value can be returned, else the reason why not."""
     try:
         size = trial.num_bytes(value)

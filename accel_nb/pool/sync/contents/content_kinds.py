@@ -43,7 +43,7 @@ from accel_nb.pool.sync.objects.user_hooks import is_hook_handle
 from accel_nb.pool.sync.reductions.iterators import is_iterator, is_plain_iterator
 from accel_nb.pool.sync.reductions.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.reductions.locks import is_lock
-from accel_nb.pool.sync.reductions.open_files import file_kind_and_position, is_any_file, is_file, set_position
+from accel_nb.pool.sync.reductions.open_files import file_kind_and_position, is_file, is_file_object, set_position
 from accel_nb.pool.sync.reductions.process_objects import is_of_process
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.held_gradients import gradient_of, set_gradient
@@ -374,7 +374,7 @@ _KINDS = (
     ContentKind(_is_instance(deque), _read_deque, _write_deque),
     ContentKind(_is_instance(bytearray), _read_bytes, _write_sequence),
     ContentKind(_is_instance(array), _read_numbers, _write_sequence),
-    ContentKind(is_any_file, _read_file, set_position),
+    ContentKind(is_file_object, _read_file, set_position),
     ContentKind(is_generator, _read_generator, set_generator_state),
     ContentKind(is_loader, _read_loader, _write_loader),
     ContentKind(is_plain_object, _read_object, _write_object),

@@ -1,4 +1,4 @@
-"""Classes of cells with members that a class takes only when it is made; cloudpickle sets members afterwards.
+"""Classes of cells with members that only have an effect in the class body; cloudpickle sets members afterwards.
 
 Objects of a class without its ``__slots__`` had a ``__dict__``. A ``__name__`` set afterwards renames the class.
 """

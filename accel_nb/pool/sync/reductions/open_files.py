@@ -33,7 +33,7 @@ class FilePosition:
     position: int | None
 
 
-def is_any_file(value: Any) -> bool:
+def is_file_object(value: Any) -> bool:
     """Return whether a value is a file object of the module ``io``, in any mode."""
     return type(value) in _KINDS
 
@@ -43,7 +43,7 @@ def is_file(value: Any) -> bool:
 
     False for pipes, devices and files that are open for both, which another process cannot open in the same state.
     """
-    if not is_any_file(value):
+    if not is_file_object(value):
         return False
     try:
         path, mode = value.name, _mode_of(value)

@@ -88,7 +88,7 @@ from accel_nb.pool.sync.reductions.object_reduction import (
     reduce_without_new,
     with_own_state,
 )
-from accel_nb.pool.sync.reductions.open_files import is_any_file, is_csv_writer, reduce_csv_writer, reduce_file
+from accel_nb.pool.sync.reductions.open_files import is_csv_writer, is_file_object, reduce_csv_writer, reduce_file
 from accel_nb.pool.sync.reductions.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.reductions.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.reductions.patched_classes import reduce_patched_class
@@ -182,7 +182,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
     (is_cached_function, reduce_cached_function),
     (is_cached_property, reduce_cached_property),
     (is_rebuilt_by_init, reduce_exception),
-    (is_any_file, reduce_file),
+    (is_file_object, reduce_file),
     (is_hdf5_object, reduce_hdf5_object),
     (is_custom_operator, reduce_custom_operator),
     (is_csv_writer, reduce_csv_writer),

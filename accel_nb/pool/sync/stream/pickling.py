@@ -54,8 +54,8 @@ def copyable_values(
     return copyable
 
 
-class TrialPickler:
-    """Copies values one after another, which shows whether they can be copied and how large the copies are.
+class CopyChecker:
+    """Pickles values one after another, to find whether they can be copied and how large the copies are.
 
     An object that two values contain is copied once, as in one stream of `dump_sections`.
     """
