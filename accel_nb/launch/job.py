@@ -108,7 +108,7 @@ class LaunchJob:
             unused = [f"{name} from {self.resolved.origins[name]}" for name in _LAUNCHER_OPTIONS if name in given]
             unused += ["--max-restarts"] if self.request.max_restarts else []
             lines += [f"{name} has no effect: {self.scheduler.scheduler} starts and ends the ranks" for name in unused]
-        elif not self.machines.is_one and "show_ranks" in given:
+        elif not self.machines.is_single_machine and "show_ranks" in given:
             lines.append(f"show_ranks from {self.resolved.origins['show_ranks']} has no effect: all ranks are shown")
         if self.request.target.kind != "notebook":
             lines += [
@@ -146,7 +146,7 @@ class LaunchJob:
             lines.append(
                 f"rank {self.scheduler.rank} of {self.scheduler.size}, which {self.scheduler.scheduler} has started"
             )
-        elif not self.machines.is_one:
+        elif not self.machines.is_single_machine:
             where = self.machines
             lines.append(f"{where.nnodes} machines, rendezvous at {where.endpoint} ({where.backend}); on this one:")
         if self.specs:
@@ -253,7 +253,7 @@ class LaunchJob:
 
     def _run_task(self, task: RankTask) -> JobResult:
         config, args = self.resolved.config, self.request.target.args
-        if not self.machines.is_one:
+        if not self.machines.is_single_machine:
             is_host = None if self.scheduler is None else self.scheduler.rank == 0
             command = agent_command(
                 self.machines, len(self.specs), self.request.max_restarts, task, args, is_host=is_host
@@ -278,7 +278,7 @@ class LaunchJob:
         """Return environment variables for the ranks: no GPU is visible to ranks that train on the CPU."""
         if self.request.target.kind == "notebook" or self.specs[0].device != "cpu":
             return {}
-        is_single = len(self.specs) == 1 and self.machines.is_one and self.scheduler is None
+        is_single = len(self.specs) == 1 and self.machines.is_single_machine and self.scheduler is None
         return {"CUDA_VISIBLE_DEVICES": "", **({} if is_single else CPU_RANK)}
 
     def _become_rank(self, place: SchedulerPosition) -> None:
@@ -308,7 +308,7 @@ def _assign_workers(
     """Return this machine's workers; raise ConfigError if a scheduler has started another number of them."""
     config = resolved.config
     specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
-    if place is None and request.machines.is_one:
+    if place is None and request.machines.is_single_machine:
         resolved.check_world(len(specs))
     if place is None or not place.is_rank:
         return specs
@@ -334,7 +334,7 @@ def _find_machines(place: SchedulerPosition, request: LaunchRequest) -> Machines
 def _check_machines(place: SchedulerPosition, given: Machines) -> None:
     """Raise `ConfigError` if flags name other machines than those on which a scheduler has started processes."""
     low, _, high = given.nnodes.partition(":")
-    if not given.is_one and not int(low) <= place.num_machines <= int(high or low):
+    if not given.is_single_machine and not int(low) <= place.num_machines <= int(high or low):
         raise ConfigError(
             f"--nnodes {given.nnodes}: {place.scheduler} has started processes on {place.num_machines} machines; give "
             f"{place.num_machines}, or remove it"

@@ -323,7 +323,7 @@ def test_a_machine_whose_working_folder_was_deleted_is_described(
 def test_the_running_cell_is_described_with_its_progress(session: Session):
     assert describe_state(session).run is None
     panel = Panel("digits", 2, mode="off", plan=LoopPlan("epochs", 4))
-    panel.state.fold(
+    panel.state.apply(
         [EpochBegan(0, 0, 1.0, 10), *(StepDone(0, step, float(step), 0.5, 0.1, 1.0, 4) for step in (1, 2))]
     )
     run = SimpleNamespace(status="running", output=SimpleNamespace(panel_facts=panel.facts))

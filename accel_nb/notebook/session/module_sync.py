@@ -60,7 +60,7 @@ def stamp_of(file: str) -> FileStamp | None:
 
 @dataclass(slots=True)
 class _Imported:
-    """A module that workers have imported: its file, the file's stamp then, and the spec of the notebook's module."""
+    """A module that workers have imported: its file, the file's stamp at that time, and the spec of the notebook's module."""
 
     file: str
     stamp: FileStamp
@@ -226,7 +226,7 @@ class WorkerModules:
 
 
 def _load_again(module: types.ModuleType, spec: ModuleSpec | None) -> types.ModuleType:
-    """Reload a module; one that was loaded from a file by hand, which no import finds, from the file of ``spec``."""
+    """Reload a module; one that code has loaded by its spec, and that no import finds, from the file of ``spec``."""
     try:
         return importlib.reload(module)
     except ModuleNotFoundError as error:

@@ -48,7 +48,7 @@ class CellAccelerators:
         if self._plain is not None:
             self._plain[1].last_share = None
 
-    def open(self) -> list[Accelerator]:
+    def open_accelerators(self) -> list[Accelerator]:
         """Return the open accelerators of cells and of the user's names, in the same order on every rank."""
         known = [accelerator for _, accelerator in list(self._own.values())]
         known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
@@ -58,7 +58,7 @@ class CellAccelerators:
     def has_prepared_explicitly(self) -> bool:
         """Return whether earlier cells have prepared objects explicitly, which the next cell may use."""
         plain = self._own.get("plain")
-        return any(item.prepared_objects for item in self.open() if plain is None or item is not plain[1])
+        return any(item.prepared_objects for item in self.open_accelerators() if plain is None or item is not plain[1])
 
     def get(self, kind: str, resolved: Resolved, *, is_on_some_ranks: bool) -> Accelerator:
         """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
@@ -94,8 +94,8 @@ class CellAccelerators:
         Those with sharded models stay open until `close_suspended`: gathering a model needs all ranks, and some may
         have died.
         """
-        self._has_lost_gradients |= any(accelerator.holds_gradients for accelerator in self.open())
-        self._suspended = [accelerator for accelerator in self.open() if accelerator.sharded_tensors()]
+        self._has_lost_gradients |= any(accelerator.holds_gradients for accelerator in self.open_accelerators())
+        self._suspended = [accelerator for accelerator in self.open_accelerators() if accelerator.sharded_tensors()]
         for kind, (_, accelerator) in list(self._own.items()):
             if accelerator in self._suspended:
                 del self._own[kind]
@@ -106,7 +106,7 @@ class CellAccelerators:
                 value.close(is_alone=True)
 
     def pop_lines(self) -> list[str]:
-        """Return lines on what was lost since the last call."""
+        """Return a line about lost gradients, if any were lost since the last call."""
         lost, self._has_lost_gradients = self._has_lost_gradients, False
         return [_LOST_GRADIENTS] if lost else []
 
@@ -117,7 +117,7 @@ class CellAccelerators:
             accelerator.close(is_alone=True)
 
     def drop_suspended(self) -> None:
-        """Drop the suspended accelerators, and what explicit cells have prepared: a rank with a part of it was lost."""
+        """Drop the suspended accelerators, and the objects that explicit cells have prepared: a rank with a shard of them was lost."""
         suspended, self._suspended = self._suspended, []
         self._objects_to_prepare = ()
         self._incomplete.update(suspended)
@@ -127,7 +127,7 @@ class CellAccelerators:
 
         All ranks must call it, since rank 0's states are broadcast.
         """
-        diverged = [accelerator for accelerator in self.open() if accelerator.has_rank_rng]
+        diverged = [accelerator for accelerator in self.open_accelerators() if accelerator.has_rank_rng]
         if seed is not None:
             rng.set_seed(seed)
         elif diverged and not request.has_rng:
@@ -148,7 +148,7 @@ class CellAccelerators:
         All ranks must call it. It can be interrupted, since it waits for ranks that may have died. Values of names for
         which ``is_hidden`` returns True are not read.
         """
-        accelerators = [item for item in self.open() if item.sharded_tensors() or item.held_gradients()]
+        accelerators = [item for item in self.open_accelerators() if item.sharded_tensors() or item.held_gradients()]
         if not accelerators or self._worker.group is None:
             return None
         comm = TorchComm(self._worker.world, self._worker.group)

@@ -118,7 +118,7 @@ class CellProgram:
     def finish_step(self) -> bool:
         """Make the cell save and end after its next step; return False if it does not save or no step ends soon."""
         # A list, since `any` of a generator would not call all of them.
-        accepted = [accelerator.request_stop() for accelerator in self._accelerators.open()]
+        accepted = [accelerator.request_stop() for accelerator in self._accelerators.open_accelerators()]
         return any(accepted)
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
@@ -142,7 +142,7 @@ class CellProgram:
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
         interrupted_exchange = outcome == "raised" and any(
-            known.has_interrupted_backward for known in self._accelerators.open()
+            known.has_interrupted_backward for known in self._accelerators.open_accelerators()
         )
         self._lines += imported.bind_changed(request.bound)
         if before is not None:
@@ -203,7 +203,7 @@ class CellProgram:
             except KeyboardInterrupt as interrupt:
                 error = interrupt
         if error is not None:
-            for known in self._accelerators.open():
+            for known in self._accelerators.open_accelerators():
                 known.end_interrupted_pass()
         if isinstance(error, TrainingStopped) and not self._worker.was_interrupted:
             return self._finish_stopped_cell()
@@ -225,7 +225,7 @@ class CellProgram:
             return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
         if request.is_on_some_ranks:
             return "done", TaskReply()
-        fingerprints = tuple(known.fingerprint() for known in self._accelerators.open())
+        fingerprints = tuple(known.fingerprint() for known in self._accelerators.open_accelerators())
         return "done", TaskReply(fingerprints=fingerprints, values=self._digest_values(request))
 
     def _digest_values(self, request: RunRequest) -> dict[str, int]:
@@ -256,7 +256,7 @@ class CellProgram:
                 wanted=resolved.config.pull,
                 rng=None if digest == request.rng_digest else states,
                 rng_digest=digest,
-                returns_gradients=all(known.has_whole_gradients for known in self._accelerators.open()),
+                returns_gradients=all(known.has_whole_gradients for known in self._accelerators.open_accelerators()),
             )
 
         packed = None
@@ -277,7 +277,7 @@ class CellProgram:
         try:
             device = self._worker.world.device
             return post_mortem.report_out_of_memory(
-                error, self._accelerators.open(), self._namespace, device=device, source=request.source
+                error, self._accelerators.open_accelerators(), self._namespace, device=device, source=request.source
             )
         except Exception as problem:  # the report may run out of memory too; the cell's error is reported anyway
             sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
@@ -332,7 +332,9 @@ class CellProgram:
                     self._lines.append(f"after the error, {type(problem).__name__}: {error_text(problem)}")
                 error = error or self._keep_traceback(problem)
         if call is None and isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
-            self._lines += [line for known in self._accelerators.open() for line in known.end_interrupted_run()]
+            self._lines += [
+                line for known in self._accelerators.open_accelerators() for line in known.end_interrupted_run()
+            ]
         return error
 
     def _run_source(self, request: RunRequest) -> BaseException | None:
@@ -356,9 +358,9 @@ class CellProgram:
     def _end_run(self, *, is_on_some_ranks: bool) -> Exception | None:
         """Complete gradients and saves at the end of a cell; return the error that this raised, or None."""
         try:
-            for known in self._accelerators.open() if not is_on_some_ranks else ():
+            for known in self._accelerators.open_accelerators() if not is_on_some_ranks else ():
                 known.complete_held_gradients()
-            self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
+            self._lines += [line for known in self._accelerators.open_accelerators() for line in known.end_run()]
         except Exception as problem:  # a full disk, for example
             return self._keep_traceback(problem)
         return None
@@ -381,7 +383,7 @@ class CellProgram:
         accelerator = self._accelerators.get(kind, resolved, is_on_some_ranks=request.is_on_some_ranks)
         self._accelerators.bind_name(accelerator)
         checkpoint = resolved.config.checkpoint
-        for known in self._accelerators.open():
+        for known in self._accelerators.open_accelerators():
             if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain unreachable objects
                 release_unreachable(known, self._namespace)
             known.begin_run(checkpoint.resume)
@@ -413,7 +415,7 @@ class CellProgram:
         line = f"stopped after step {step:,}, as requested: the rest of the cell did not run"
         try:
             with self._worker.interruptible():
-                saved = [line for known in self._accelerators.open() for line in known.end_run()]
+                saved = [line for known in self._accelerators.open_accelerators() for line in known.end_run()]
         except BaseException as error:
             return self._keep_traceback(error)
         self._lines += [line, *saved]
@@ -431,7 +433,7 @@ class CellProgram:
                 return NO_MEMORY_SNAPSHOT
             source = self._shell.cell_text
             found = memory_snapshot.make_memory_snapshot(
-                snapshot, self._accelerators.open(), self._namespace, rank=world.rank, step=step, device=world.device,
+                snapshot, self._accelerators.open_accelerators(), self._namespace, rank=world.rank, step=step, device=world.device,
                 source=source,
             )  # fmt: skip
         except Exception as problem:  # a failed snapshot must not end the training
@@ -444,7 +446,7 @@ class CellProgram:
         try:
             with self._worker.interruptible(), patch_environment(**call.variables):
                 self._result = self._namespace[call.bound_name]()
-                self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
+                self._lines += [line for known in self._accelerators.open_accelerators() for line in known.end_run()]
         except KeyboardInterrupt as interrupt:
             error: BaseException = interrupt
         except SystemExit as end:
@@ -481,7 +483,7 @@ class CellProgram:
         """Save a checkpoint at the end of a step on SIGTERM, instead of ending this rank, while the block runs."""
 
         def request_checkpoint(signum: int, frame: object) -> None:
-            for accelerator in self._accelerators.open():
+            for accelerator in self._accelerators.open_accelerators():
                 accelerator.request_checkpoint()
 
         before = signal.signal(signal.SIGTERM, request_checkpoint)
