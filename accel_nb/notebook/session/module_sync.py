@@ -60,7 +60,7 @@ def stamp_of(file: str) -> FileStamp | None:
 
 @dataclass(slots=True)
 class _Imported:
-    """A module that workers have imported: its file, the file's stamp at that time, and the spec of the notebook's module."""
+    """A module that workers have imported: its file, the file's stamp then, and the spec of the notebook's module."""
 
     file: str
     stamp: FileStamp

@@ -117,7 +117,7 @@ class CellAccelerators:
             accelerator.close(is_alone=True)
 
     def drop_suspended(self) -> None:
-        """Drop the suspended accelerators, and the objects that explicit cells have prepared: a rank with a shard of them was lost."""
+        """Drop suspended accelerators and the objects of explicit cells: a rank with a shard of them was lost."""
         suspended, self._suspended = self._suspended, []
         self._objects_to_prepare = ()
         self._incomplete.update(suspended)

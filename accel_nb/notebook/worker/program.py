@@ -433,8 +433,8 @@ class CellProgram:
                 return NO_MEMORY_SNAPSHOT
             source = self._shell.cell_text
             found = memory_snapshot.make_memory_snapshot(
-                snapshot, self._accelerators.open_accelerators(), self._namespace, rank=world.rank, step=step, device=world.device,
-                source=source,
+                snapshot, self._accelerators.open_accelerators(), self._namespace, rank=world.rank, step=step,
+                device=world.device, source=source,
             )  # fmt: skip
         except Exception as problem:  # a failed snapshot must not end the training
             return f"no memory snapshot: {type(problem).__name__}: {problem}"
