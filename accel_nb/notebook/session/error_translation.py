@@ -31,7 +31,7 @@ def error_from_answers(
     timeout_s: float | None,
     *,
     has_pool: bool = True,
-    remarks: Sequence[str] = (),
+    closing_lines: Sequence[str] = (),
     memory: Mapping[int, MemorySample] | None = None,
 ) -> BaseException | None:
     """Return the exception to raise for a request, or None if it succeeded.
@@ -45,7 +45,7 @@ def error_from_answers(
         logs: the output of each rank.
         timeout_s: the timeout that the request ran under.
         has_pool: whether dead workers could be replaced.
-        remarks: lines to show below the traceback.
+        closing_lines: lines to show below the traceback.
         memory: the last memory sample of each rank.
     """
     deaths = [answer for answer in answers if answer.death is not None and not answer.death.is_killed]
@@ -65,7 +65,7 @@ def error_from_answers(
         return None
     if cause.death is not None:
         return _make_died_error(cause.rank, cause.death, answers, logs, memory or {}, has_pool=has_pool)
-    return _make_raised_error(cause, answers, remarks)
+    return _make_raised_error(cause, answers, closing_lines)
 
 
 def is_option_timeout(error: BaseException) -> bool:
@@ -143,7 +143,7 @@ def _describe_last_memory(sample: MemorySample) -> str:
     )
 
 
-def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks: Sequence[str]) -> BaseException:
+def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], closing_lines: Sequence[str]) -> BaseException:
     raised = cause.reply.error
     assert raised is not None, "a rank that raised reports an error"
     error = _rebuild_error(raised)
@@ -161,7 +161,7 @@ def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks
     other += _describe_stacks(answers)
     ranks = [cause.rank, *same]
     head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"rank {_join(ranks)} raised:"
-    return with_traceback(error, [head, *raised.traceback, *other, *remarks])
+    return with_traceback(error, [head, *raised.traceback, *other, *closing_lines])
 
 
 def _rebuild_error(raised: ErrorReport) -> BaseException:

@@ -109,7 +109,7 @@ class ResultCollection:
         self._wanted = wanted
         self._relocated = relocated
         self._uncopied_before = uncopied
-        self._trial = CopyChecker(namespace, shared)
+        self._copy_checker = CopyChecker(namespace, shared)
 
     def add_new_values(self) -> None:
         """Add the values of the names that the cell has bound to other objects, and of wanted names."""
@@ -179,7 +179,7 @@ class ResultCollection:
                 if path not in self.not_returned and root_name(path) not in whole
             }
             outside = item_ids(contents, delta.items).merge(outside)
-        del self._trial  # it holds copies of values in other memory, such as a GPU's
+        del self._copy_checker  # it holds copies of values in other memory, such as a GPU's
         for name, value in delta.values.items():
             if is_module(value):
                 self.gradients.includes(name, value, is_wanted=name in self._wanted)
@@ -188,16 +188,16 @@ class ResultCollection:
 
     def _add_whole(self, name: str, value: Any, *, is_wanted: bool) -> None:
         """Add the value of a name, or the part of it that can be copied."""
-        trial, own = self._trial, self._shared.get(id(value))
+        copy_checker, own = self._copy_checker, self._shared.get(id(value))
         if own and own[1] == name:  # else another name of an object that the kernel holds
-            trial = CopyChecker(self.namespace, self._shared.select(lambda item: root_name(item[1]) != name))
+            copy_checker = CopyChecker(self.namespace, self._shared.select(lambda item: root_name(item[1]) != name))
         limit = None if is_wanted else LARGE_BYTES
-        reason = _try_value(value, trial, limit)
+        reason = _reason_not_to_return(value, copy_checker, limit)
         if reason is None:
             self.delta.values[name] = value
             return
-        part, uncopied = (None, {}) if own else _copyable_part(value, self.namespace, trial.shared)
-        if part is not None and _try_value(part, trial, limit) is None:
+        part, uncopied = (None, {}) if own else _copyable_part(value, self.namespace, copy_checker.shared)
+        if part is not None and _reason_not_to_return(part, copy_checker, limit) is None:
             self.delta.values[name] = part
             self._record_uncopied(name, value, uncopied)
         else:
@@ -265,7 +265,7 @@ class ResultCollection:
         contents = changed_contents(known.content, now.content, self.namespace, self._shared)
         items = item_ids({path: known.content}, {} if contents is None else {path: contents})
         sent = content if contents is None else (content, contents)
-        reason = _try_value(sent, CopyChecker(self.namespace, items.merge(self._shared)), limit)
+        reason = _reason_not_to_return(sent, CopyChecker(self.namespace, items.merge(self._shared)), limit)
         if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
             copyable, uncopied = _split_attributes(content.values, self.namespace, self._shared)
             self._record_uncopied(path, value, uncopied)
@@ -365,15 +365,15 @@ def _has_plain_bytes(tensor: Any) -> bool:
     return not (is_sparse(tensor) or tensor.is_meta or tensor.is_quantized)
 
 
-def _try_value(value: Any, trial: CopyChecker, limit: int | None) -> str | None:
+def _reason_not_to_return(value: Any, copy_checker: CopyChecker, limit: int | None) -> str | None:
     """Return None if a value can be returned, else the reason why not."""
     try:
-        size = trial.num_bytes(value)
+        size = copy_checker.num_bytes(value)
     except Exception as error:
         reason = f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
         is_read = is_iterator(value) and not isinstance(value, io.IOBase)
         return f"{reason}; the next cell on the workers continues reading it" if is_read else reason
     if limit is not None and size > limit and not is_module(value):
-        trial.reset()  # the value is not sent, so what it contains counts in others
+        copy_checker.reset()  # the value is not sent, so what it contains counts in others
         return f"{size_text(size)} is large"
     return None

@@ -43,7 +43,12 @@ from accel_nb.pool.sync.objects.user_hooks import is_hook_handle
 from accel_nb.pool.sync.reductions.iterators import is_iterator, is_plain_iterator
 from accel_nb.pool.sync.reductions.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.reductions.locks import is_lock
-from accel_nb.pool.sync.reductions.open_files import file_kind_and_position, is_file, is_file_object, set_position
+from accel_nb.pool.sync.reductions.open_files import (
+    file_kind_and_position,
+    is_file_object,
+    is_reopenable_file,
+    set_position,
+)
 from accel_nb.pool.sync.reductions.process_objects import is_of_process
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.held_gradients import gradient_of, set_gradient
@@ -311,7 +316,7 @@ def _write_partial(value: Any, content: Any) -> None:
 
 
 def _read_file(value: Any) -> tuple[Any, Any] | None:
-    return file_kind_and_position(value) if is_file(value) else None
+    return file_kind_and_position(value) if is_reopenable_file(value) else None
 
 
 def _read_generator(value: Any) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from accel_nb.pool.sync.objects.user_hooks import (
     defining_module,
     gradient_hook_dict,
     gradient_hooks,
-    is_users,
+    is_from_user,
     reserve_numbers,
 )
 
@@ -46,7 +46,7 @@ def module_hooks(module: Any) -> Iterator[tuple[HookKey, Any]]:
         own = vars(part)
         for name in HOOKS:
             if held := own.get(name):
-                yield from (((path, name, number), hook) for number, hook in held.items() if _is_users(hook))
+                yield from (((path, name, number), hook) for number, hook in held.items() if _is_from_user(hook))
     for path, value in module.named_parameters():
         for name, held in gradient_hooks(value).items():
             yield from (((path, name, number), hook) for number, hook in held.items())
@@ -78,7 +78,7 @@ def set_changed_module_hooks(module: Any, hooks: Mapping[str, Mapping[str, Any]]
     """Apply the result of `changed_module_hooks` to another module, in its own dicts: handles refer to these."""
     for path, part in module.named_modules():
         sent, own = hooks.get(path, {}), vars(part)
-        users = {name: [number for number, hook in own[name].items() if _is_users(hook)] for name in HOOKS}
+        users = {name: [number for number, hook in own[name].items() if _is_from_user(hook)] for name in HOOKS}
         for name, holder in FLAGS.items():
             _replace(own[name], users[holder], sent.get(name, {}))
         for name in HOOKS:
@@ -107,8 +107,8 @@ def _replace(held: dict[int, Any], numbers: Collection[int], new_hooks: Mapping[
     held.update({number: item for number, item in new_hooks.items() if item is not None})
 
 
-def _is_users(hook: Any) -> bool:
+def _is_from_user(hook: Any) -> bool:
     # torch wraps a `load_state_dict` hook; a pickled wrapper loses the hook's ``__module__``.
     while isinstance(hook, functools.partial) or type(hook).__name__ == "_WrappedHook":
         hook = hook.func if isinstance(hook, functools.partial) else hook.hook
-    return defining_module(hook).startswith("torch.nn.utils.") or is_users(hook)
+    return defining_module(hook).startswith("torch.nn.utils.") or is_from_user(hook)

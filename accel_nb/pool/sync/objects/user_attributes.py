@@ -68,8 +68,8 @@ def users_forward(module: Any) -> Any:
     while forward is not None and is_of_training_library(forward):
         forward = getattr(forward, "__wrapped__", None)
     usual = getattr(innermost_class(module), "forward", None)
-    is_users = getattr(forward, "__func__", forward) is not usual and type(forward).__name__ != "ScriptMethod"
-    return forward if is_users else None
+    is_from_user = getattr(forward, "__func__", forward) is not usual and type(forward).__name__ != "ScriptMethod"
+    return forward if is_from_user else None
 
 
 def can_set_forward(module: Any) -> bool:

@@ -36,7 +36,7 @@ _METHODS = ("step", "zero_grad")
 """Methods that torch's schedulers and training libraries replace on an optimizer too."""
 
 
-def is_users(hook: Any) -> bool:
+def is_from_user(hook: Any) -> bool:
     """Return whether a function is defined in none of `_HOOKING_PACKAGES`."""
     return defining_module(hook).partition(".")[0] not in _HOOKING_PACKAGES
 
@@ -55,7 +55,7 @@ def gradient_hooks(tensor: Any) -> dict[str, dict[int, Any]]:
     found: dict[str, dict[int, Any]] = {}
     for name in GRADIENT_HOOKS if tensor.is_leaf else ():
         if held := getattr(tensor, name, None):
-            own = {number: hook for number, hook in held.items() if is_users(hook)}
+            own = {number: hook for number, hook in held.items() if is_from_user(hook)}
             if own:
                 found[name] = held if len(own) == len(held) else OrderedDict(own)
     return found
@@ -76,7 +76,7 @@ def optimizer_hooks(optimizer: Any) -> dict[str, dict[int, Any]]:
     found: dict[str, dict[int, Any]] = {}
     for name in OPTIMIZER_HOOKS:
         if held := vars(optimizer).get(name):
-            own = {number: hook for number, hook in held.items() if is_users(hook)}
+            own = {number: hook for number, hook in held.items() if is_from_user(hook)}
             found[name] = held if len(own) == len(held) else OrderedDict(own)
     return {name: held for name, held in found.items() if held}
 
@@ -103,7 +103,7 @@ def set_changed_hooks(optimizer: Any, hooks: Mapping[str, Mapping[int, Any]]) ->
     for name in OPTIMIZER_HOOKS:
         held = vars(optimizer).setdefault(name, OrderedDict())
         others = {number: held[number] if hook is None else hook for number, hook in hooks.get(name, {}).items()}
-        for number in [number for number, hook in held.items() if is_users(hook)]:
+        for number in [number for number, hook in held.items() if is_from_user(hook)]:
             del held[number]
         held.update(others)
         reserve_numbers(others)

@@ -46,7 +46,7 @@ from accel_nb.pool.sync.objects.user_hooks import gradient_hooks
 from accel_nb.pool.sync.reductions.iterators import is_generator_iterator, is_loader_iterator
 from accel_nb.pool.sync.reductions.loader_state import loader_attributes
 from accel_nb.pool.sync.reductions.memory_views import is_whole_view
-from accel_nb.pool.sync.reductions.open_files import file_of, is_csv_writer, is_file, is_file_object
+from accel_nb.pool.sync.reductions.open_files import file_of, is_csv_writer, is_file_object, is_reopenable_file
 from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.generators import argument_values
 
@@ -165,7 +165,7 @@ def _has_path(value: Any) -> bool:
     if isinstance(value, type):
         return is_local_class(value)
     if is_file_object(value):
-        return is_file(value)
+        return is_reopenable_file(value)
     return (
         is_set_in_place(value)
         or isinstance(value, dict | types.MethodType | types.CellType)

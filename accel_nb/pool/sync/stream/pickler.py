@@ -41,7 +41,7 @@ from accel_nb.pool.sync.objects.shared_memory import OwnData
 from accel_nb.pool.sync.objects.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
 from accel_nb.pool.sync.paths.object_paths import resolve_path
 from accel_nb.pool.sync.reductions.cell_classes import reduce_class
-from accel_nb.pool.sync.reductions.class_bodies import with_members_of_the_body
+from accel_nb.pool.sync.reductions.class_bodies import with_body_members
 from accel_nb.pool.sync.reductions.custom_operators import is_custom_operator, reduce_custom_operator
 from accel_nb.pool.sync.reductions.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.reductions.function_reduction import (
@@ -368,7 +368,7 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, type):
             if reduced is NotImplemented:
                 return reduce_patched_class(obj)
-            reduced = reduce_class(obj, with_members_of_the_body(obj, reduced))
+            reduced = reduce_class(obj, with_body_members(obj, reduced))
         if reduced is NotImplemented and type(obj) not in self.dispatch_table:
             if adds_items_itself(type(obj)):
                 return reduce_with_items(reduce_unchanged(obj))
