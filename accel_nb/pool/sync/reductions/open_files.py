@@ -86,8 +86,8 @@ def set_position(file: Any, position: FilePosition) -> None:
 def reduce_file(file: Any) -> Any:
     """Reduce a file to its path, its mode and settings, and its position.
 
-    Raise TypeError while a loop reads its lines, and for a file for which `is_reopenable_file` is false. Raise OSError if what was
-    written cannot be saved, as on a full disk.
+    Raise TypeError while a loop reads its lines, and for a file for which `is_reopenable_file` is false. Raise OSError
+    if written data cannot be saved, as on a full disk.
     """
     if not is_reopenable_file(file):
         raise TypeError("it is not a file at a path that is open for reading only or for writing only")
