@@ -79,7 +79,7 @@ class ImportedChanges:
         return self._modules.find_in_process()
 
     def _read_history(self) -> None:
-        """Find the attributes that cells may set which have run since the last call, before `%load_ext` included."""
+        """Find the attributes that cells run since the last call may set; the first call includes all earlier cells."""
         manager = getattr(get_ipython(), "history_manager", None)
         history: list[str] = [] if manager is None else manager.input_hist_parsed
         if len(history) < self._num_read:  # %reset

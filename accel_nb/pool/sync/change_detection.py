@@ -305,7 +305,7 @@ def _structure(module: Any, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _further_names(module: Any) -> Iterator[tuple[str, str]]:
-    """Yield the further paths of parts that have several, as tied weights do, each with the first one."""
+    """Yield each further path of a part with several paths, as of tied weights, with the first path of the part."""
     modules, tensors = dict(module.named_modules()), _all_tensors(module)
     first = {id(part): path for path, part in (*modules.items(), *tensors.items())}
     for path, part in modules.items():
@@ -356,8 +356,8 @@ def module_attributes(
 ) -> dict[str, dict[str, Any]]:
     """Return by path the attributes of a module that can be copied, for `set_module_attributes`.
 
-    Those of ``before`` that it no longer has are `Deleted`. ``paths_before`` has by present path the
-    path that a part which the receiver holds had then, if these may differ.
+    Those of ``before`` that it no longer has are `Deleted`. ``paths_before`` has, by present path of a part, its path
+    in the receiver, if the paths may differ.
     """
     own = user_attributes(module)
     found = {path: copyable_values(values, namespace, refs) for path, values in own.items()}
@@ -447,7 +447,7 @@ def is_state_sharded(value: Any) -> bool:
 def content_fingerprint(value: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Fingerprint | None:
     """Return the fingerprint of an object's attributes that can be copied; None if it is not defined by attributes.
 
-    Of a loader these are the user's: what it reads by has its own paths.
+    Of a loader only the user's attributes count: its dataset and its samplers have their own paths.
     """
     found = content_of(value)
     if found is None or not isinstance(found[1], ObjectAttributes):

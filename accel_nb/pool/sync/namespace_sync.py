@@ -197,7 +197,7 @@ class NamespaceDelta:
 
 
 def _set_content(namespace: Namespace, value: Any, content: Any) -> None:
-    """Set the content of a value; attributes that cannot be copied stay, since the sender cannot have had them."""
+    """Set the content of a value; attributes that cannot be copied stay, since they are never sent."""
     if isinstance(content, ObjectAttributes) and content.is_complete:
         own = attributes_of(value) or {}
         missing = {name: own[name] for name in own.keys() - content.values.keys()}

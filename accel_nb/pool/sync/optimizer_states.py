@@ -112,8 +112,8 @@ def optimizer_state(
 ) -> dict[str, Any]:
     """Return hyperparameters and attributes; if ``with_tensors`` also the state of the parameters.
 
-    ``before`` is the content that both have had: groups whose parameters are others now have these too. Without it,
-    parameters, hooks and replaced methods are left out.
+    ``before`` is the last content that both processes had: groups that have other parameters since include them.
+    Without it, parameters, hooks and replaced methods are left out.
     """
     with without_hooks(optimizer):
         kept = _read_state(optimizer) if with_tensors else None
@@ -145,9 +145,10 @@ def optimizer_state(
 
 
 def _own_tensor(value: Any) -> Any:
-    """Return a tensor as data: a loaded state dict that other names hold may have the same one.
+    """Return a tensor as data, even if another name refers to it.
 
-    A reference to that one would stand for its value of before the cell. A sharded tensor is gathered as it is sent.
+    A loaded state dict may contain the same tensor; a reference to that would mean its value before the cell. A sharded
+    tensor is gathered as it is sent.
     """
     if not is_tensor(value):
         return value

@@ -57,7 +57,7 @@ _SUPERSEDED = object()
 
 
 _OWN_REFERENCES = 3
-"""Those of the namespace, of an entry, and of the argument of `sys.getrefcount`."""
+"""References by the namespace, by an entry, and by the argument of `sys.getrefcount`."""
 
 
 @dataclass(slots=True)
@@ -252,7 +252,7 @@ class SharedObjectRegistry:
     ) -> None:
         """Record that the workers now hold the notebook's values of the names of ``paths``.
 
-        ``checksums`` has by path those of the tensors of modules, where rank 0 has sent them with the weights.
+        ``checksums`` has by path of a module the checksums of its tensors, if rank 0 has sent them with the weights.
         """
         names = list(dict.fromkeys(root_name(path) for path in paths))
         moved = self.forget(names)
@@ -378,7 +378,7 @@ class SharedObjectRegistry:
             self._bindings.pop(name, None)
 
     def used_elsewhere(self, names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
-        """Return the shared ones of some names whose values something other than the name and this record refers to."""
+        """Return those of ``names`` whose shared values have references besides the name and this record."""
         found = []
         for name in names:
             entry = self._entries.get(name)

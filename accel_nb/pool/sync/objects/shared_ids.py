@@ -97,11 +97,11 @@ class SharedObjects(dict[int, SharedId]):
         return SharedObjects(kept, [owner for key, owner in self.owners.items() if key in kept])
 
     def merge(self, other: SharedObjects) -> SharedObjects:
-        """Return these objects and those of ``other``, of which an object that is in both has the id."""
+        """Return these objects and those of ``other``, whose ids take precedence."""
         return SharedObjects({**self, **other}, [*self.owners.values(), *other.owners.values()])
 
     def view_of(self, value: Any) -> tuple[Any, ...] | None:
-        """Return, of a tensor or array in the memory of another one, the id of that object here and the place in it.
+        """Return, for a tensor or array in the memory of a shared object, the id of that object and the place in it.
 
         A tensor in the state of an optimizer is one too: its content is that of the optimizer.
         """
@@ -155,7 +155,7 @@ def shared_ids(objects: Mapping[str, Any], held: Mapping[str, OptimizerParts] | 
 
 
 def _with_copies(objects: SharedObjects) -> SharedObjects:
-    """Return objects and, with the ids of sharded tensors, the full ones that were gathered for views of these."""
+    """Return the objects, and full tensors that were gathered from sharded ones, under the ids of these."""
     held = copies()
     if held is None:
         return objects
@@ -175,7 +175,7 @@ def optimizer_parts(optimizer: Any) -> OptimizerParts:
 
 
 def state_parts(optimizer: Any) -> dict[StatePart, Any]:
-    """Return the tensors in the state of an optimizer's parameters, with the shapes that they have whole."""
+    """Return the tensors in the state of an optimizer's parameters, with their full shapes."""
     found: dict[StatePart, Any] = {}
     for number, parameter in enumerate(parameters_of(optimizer)):
         state = optimizer.state.get(parameter)

@@ -234,7 +234,7 @@ class Pickler(cloudpickle.Pickler):
         self._by_identity = by_identity
         self._kept_names = kept_names
         self._is_returned = kept_names is None
-        # Whether the gradient of a parameter is a part of it; without this, of none: a copy is measured or compared.
+        # Returns whether a parameter is sent with its gradient. None: never, since the copy is measured or compared.
         self._has_gradient = has_gradient
         objects = shared if isinstance(shared, SharedObjects) else SharedObjects()
         self._blocks = MemoryBlocks(objects)
