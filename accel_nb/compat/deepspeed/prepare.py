@@ -126,15 +126,15 @@ def _undo_partitioning(model: nn.Module) -> None:
         whole = [value.data.clone() for value in divided]
     for value, data in zip(divided, whole, strict=True):
         of_deepspeed = [
-            name for name, held in vars(value).items() if name.startswith("ds_") or _is_deepspeed_object(held)
+            name for name, item in vars(value).items() if name.startswith("ds_") or _is_deepspeed_object(item)
         ]
         for name in of_deepspeed:
             delattr(value, name)
         value.data = data
 
 
-def _is_deepspeed_object(held: Any) -> bool:
-    return str(getattr(held, "__module__", "")).partition(".")[0] == "deepspeed"
+def _is_deepspeed_object(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "deepspeed"
 
 
 def _check(objects: Iterable[Any], config: Mapping[str, Any]) -> None:

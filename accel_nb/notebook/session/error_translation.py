@@ -16,7 +16,7 @@ from accel_nb.pool.sync.stream import pickling
 from accel_nb.telemetry.events import MemorySample
 
 _NOT_STOPPED = "did not stop and was ended; the next cell starts with the notebook's values"
-_OF_OPTION = "_accel_nb_option_timeout"
+_IS_OPTION_TIMEOUT = "_accel_nb_option_timeout"
 _DEADLOCK = (
     "ranks waited in a collective that others never reach (their positions are above). A break or a branch that "
     "depends on a loss or a count may differ between ranks, since each has its own share of the samples: base it on a "
@@ -57,7 +57,7 @@ def error_from_answers(
     if reason == "timeout":
         words = f"the cell ran longer than its timeout of {timeout_s:g} s: {_describe_interrupt(answers)}"
         error = with_traceback(TimeoutError(words), [f"TimeoutError: {words}"])
-        setattr(error, _OF_OPTION, True)
+        setattr(error, _IS_OPTION_TIMEOUT, True)
         return error
     if reason == "deadlock":
         return PoolError(f"{_DEADLOCK}; {_describe_interrupt(answers)}")
@@ -70,7 +70,7 @@ def error_from_answers(
 
 def is_option_timeout(error: BaseException) -> bool:
     """Return whether the option ``timeout`` has ended the run. The cell's code may raise TimeoutError too."""
-    return getattr(error, _OF_OPTION, False)
+    return getattr(error, _IS_OPTION_TIMEOUT, False)
 
 
 def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:

@@ -49,9 +49,9 @@ def _describe_failure(rank: int, found: OutOfMemoryReport) -> Iterator[str]:
 
 
 def _describe_holders(found: OutOfMemoryReport) -> Iterator[str]:
-    held = [(kind, found.held.get(kind, 0)) for kind in _KINDS]
-    held += [("not in tensors", found.unattributed), ("cached", found.cached)]
-    shown = [(kind if kind != "tensors" else "other tensors", size_text(size)) for kind, size in held if size]
+    bytes_by_kind = [(kind, found.held.get(kind, 0)) for kind in _KINDS]
+    bytes_by_kind += [("not in tensors", found.unattributed), ("cached", found.cached)]
+    shown = [(kind if kind != "tensors" else "other tensors", size_text(size)) for kind, size in bytes_by_kind if size]
     widths = [max(len(kind), len(size)) for kind, size in shown]
     yield "  held: " + "  ".join(kind.rjust(width) for (kind, _), width in zip(shown, widths, strict=True))
     yield "        " + "  ".join(size.rjust(width) for (_, size), width in zip(shown, widths, strict=True))

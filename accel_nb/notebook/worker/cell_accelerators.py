@@ -158,8 +158,8 @@ class CellAccelerators:
                     accelerator.complete_state()
                 tensors = [tensor for accelerator in accelerators for tensor in accelerator.sharded_tensors()]
                 names = [name for name, value in sorted(self._namespace.items()) if not is_hidden(name, value)]
-                held = [gradient for accelerator in accelerators for gradient in accelerator.held_gradients()]
-                tensors += _find_sharded_values(comm, tensors, held, [self._namespace[name] for name in names])
+                gradients = [gradient for accelerator in accelerators for gradient in accelerator.held_gradients()]
+                tensors += _find_sharded_values(comm, tensors, gradients, [self._namespace[name] for name in names])
                 if not self._worker.world.is_main:
                     sharded.serve_reads(comm, tensors)
                     return None
@@ -183,16 +183,16 @@ _LOST_GRADIENTS = (
 
 
 def _find_sharded_values(
-    comm: Communicator, known: Sequence[Tensor], held: Sequence[Tensor], values: Sequence[Any]
+    comm: Communicator, sharded_tensors: Sequence[Tensor], gradients: Sequence[Tensor], values: Sequence[Any]
 ) -> list[Tensor]:
-    """Return gradients and attributes of ``known``, ``held``, and sharded tensors in values.
+    """Return gradients and attributes of ``sharded_tensors``, ``gradients``, and sharded tensors in values.
 
     Returns none if the ranks have different ones.
     """
-    is_known = set(map(id, known))
-    found = [*held]
-    found += [tensor.grad for tensor in known if tensor.is_leaf and tensor.grad is not None]
-    found += [value for tensor in known for value in vars(tensor).values() if sharded.is_sharded(value)]
+    is_known = set(map(id, sharded_tensors))
+    found = [*gradients]
+    found += [tensor.grad for tensor in sharded_tensors if tensor.is_leaf and tensor.grad is not None]
+    found += [value for tensor in sharded_tensors for value in vars(tensor).values() if sharded.is_sharded(value)]
     found += [tensor for tensor in find_sharded_tensors(values) if id(tensor) not in is_known]
     first, *others = comm.all_gather_json([list(sharded.full_shape(tensor)) for tensor in found])
     return found if all(shapes == first for shapes in others) else []

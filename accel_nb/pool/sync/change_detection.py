@@ -117,10 +117,10 @@ def fingerprint_of(
         )
         return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
-        all_of_them = wrapped_optimizers(value)
-        groups = digest([hyperparameters(item) for item in all_of_them], namespace=namespace, shared={})
+        optimizers = wrapped_optimizers(value)
+        groups = digest([hyperparameters(item) for item in optimizers], namespace=namespace, shared={})
         numbers = digest(state_numbers(value), namespace=namespace, shared={})
-        own = [(own_values(item, namespace, refs), keyed_values(item)) for item in all_of_them]
+        own = [(own_values(item, namespace, refs), keyed_values(item)) for item in optimizers]
         attributes = digest(own, namespace=namespace, shared=refs)
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
         tensors = tensor_fingerprints(state_tensors(value))
@@ -190,10 +190,10 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     """Return a fingerprint of the content of tensors.
 
     Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without increasing
-    them. Sums of the bits are cheap; ``exact`` computes a checksum instead.
+    them. Weighted sums of the bits are cheap; ``exact`` computes a CRC of tensors on the CPU instead.
     """
     tensors = list(tensors)
-    content = map(_checksum, tensors) if exact else tensor_checksums(tensors)
+    content = map(_crc, tensors) if exact else tensor_checksums(tensors)
     return (*_versions(tensors), *content)
 
 
@@ -222,45 +222,45 @@ def tensor_checksums(tensors: Iterable[Any]) -> TensorChecksums:
 
 _WORD = 8
 """The bytes of a word: memory is read at full speed in words of 64 bits."""
-_NUM_WEIGHTS = 2**12
+_NUM_COEFFICIENTS = 2**12
 _BLOCK = 61
 """The words of a block: a prime, so that blocks end within the rows of a matrix, whichever columns change places."""
 
 
 def _weighted_sums(parts: list[Any]) -> Any:
-    """Return for each part the sum of its words, each times a weight by its position.
+    """Return for each part the sum of its words, each multiplied by a coefficient of its position.
 
-    It changes if rows of a matrix change places. Of many words, the sums of blocks have weights: to multiply each word
-    takes three times as long. All parts are added together: an operation takes longer than the sum of a small tensor.
+    It changes if rows of a matrix change places. Of many words, only sums of blocks are multiplied, which takes a
+    third of the time. All parts are added together: an operation takes longer than the sum of a small tensor.
     """
     import torch
 
-    short = [_sums_of_blocks(words) for words in parts]
-    sizes = [words.numel() for words in short]
-    weights = _weights(short[0].device)
-    weighted = torch.cat(short) * torch.cat([weights[:size] for size in sizes])
+    condensed = [_sums_of_blocks(words) for words in parts]
+    sizes = [words.numel() for words in condensed]
+    coefficients = _coefficients(condensed[0].device)
+    weighted = torch.cat(condensed) * torch.cat([coefficients[:size] for size in sizes])
     ends = torch.tensor(sizes, device=weighted.device).cumsum(0)
     totals = weighted.cumsum(0)[ends - 1]
     return totals.diff(prepend=totals.new_zeros(1))
 
 
 def _sums_of_blocks(words: Any) -> Any:
-    """Return at most as many words as there are weights: those of a small tensor, or sums of blocks of a large one."""
+    """Return at most one word for each coefficient: the words of a small tensor, or sums of blocks of a large one."""
     import torch
 
-    while words.numel() > _NUM_WEIGHTS:
+    while words.numel() > _NUM_COEFFICIENTS:
         blocks = words[: words.numel() // _BLOCK * _BLOCK]
         words = torch.cat([blocks.view(-1, _BLOCK).sum(1), words[blocks.numel() :]])
     return words
 
 
 @functools.cache
-def _weights(device: Any) -> Any:
-    """Return the weights: the same in all processes, and random, since words often differ by powers of two only."""
+def _coefficients(device: Any) -> Any:
+    """Return the coefficients: equal in all processes, and random, as words often differ by powers of two only."""
     import torch
 
     generator = torch.Generator(device="cpu").manual_seed(0)
-    limits, size = (-(2**31), 2**31), (_NUM_WEIGHTS,)
+    limits, size = (-(2**31), 2**31), (_NUM_COEFFICIENTS,)
     return torch.randint(*limits, size, generator=generator, dtype=torch.int64, device="cpu").to(device)
 
 
@@ -271,7 +271,7 @@ def _versions(tensors: Iterable[Any]) -> tuple[Any, ...]:
     )
 
 
-def _checksum(tensor: Any) -> Any:
+def _crc(tensor: Any) -> Any:
     import numpy
 
     flat = _flat_bytes(tensor)
@@ -379,7 +379,7 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
         held = vars(owners[path])
         for name, value in own.items():
             if name == "forward" and is_module(owners[path]) and not can_set_forward(owners[path]):
-                continue  # with another one, a model that an engine has prepared is sent whole
+                continue  # a model that a training library has prepared is sent whole if it has another one
             if value is Deleted:
                 held.pop(name, None)
             else:
@@ -403,8 +403,8 @@ def module_flags(module: Any) -> dict[str, Any]:
 def set_module_state(module: Any, state: Mapping[str, Any], *, must_copy: bool = False) -> None:
     """Copy tensors in place and set the flags ``training`` and ``requires_grad``.
 
-    A tensor of another dtype or size gets the memory of its new value, in which other values that arrive with it may be
-    too, unless ``must_copy``.
+    A tensor of another dtype or size gets the memory of its new value, unless ``must_copy``: other values that arrive
+    with it may share that memory.
     """
     import torch
 

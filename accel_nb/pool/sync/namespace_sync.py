@@ -121,9 +121,9 @@ class NamespaceDelta:
         """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed, next_number())}
         for field_name in _FIELDS_BY_PATH:
-            held = getattr(self, field_name)
+            changes = getattr(self, field_name)
             # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
-            for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
+            for path, value in sorted(changes.items(), key=lambda item: _packing_order(item[1])):
                 sections[field_name, path] = value
         return payloads.write(
             *dump_sections(

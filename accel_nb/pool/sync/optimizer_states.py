@@ -134,7 +134,7 @@ def optimizer_state(
         "groups": hyperparameters(optimizer),
         "params": params,
         "state": kept,
-        "held": [] if before is None else _held_places(optimizer, before),
+        "kept_tensors": [] if before is None else _places_of_kept_tensors(optimizer, before),
         "own": own_values(optimizer, namespace, refs),
         "gone": [] if before is None else sorted(before.names - optimizer_attributes(optimizer).keys()),
         "keyed": keyed_values(optimizer),
@@ -160,7 +160,7 @@ def _map_values(change: Callable[[Any], Any], values: Any) -> Any:
     return {name: change(value) for name, value in values.items()} if isinstance(values, dict) else change(values)
 
 
-def _held_places(optimizer: Any, before: OptimizerContent) -> list[str]:
+def _places_of_kept_tensors(optimizer: Any, before: OptimizerContent) -> list[str]:
     """Return the places in the state that have the same tensors as before."""
     return [part[0] for part, tensor in state_parts(optimizer).items() if before.parts.has(part, tensor)]
 
@@ -204,7 +204,7 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
             for key, values in own.items()
         }
         with without_hooks(optimizer):
-            _load_state(optimizer, own, state["held"])
+            _load_state(optimizer, own, state["kept_tensors"])
     for name, item in inner_optimizers(optimizer):
         set_optimizer_state(item, state["inner"][name])
     if state["hooks"] is not None:
@@ -228,7 +228,7 @@ def _read_state(optimizer: Any) -> dict[Any, Any]:
 def _load_state(optimizer: Any, state: Mapping[Any, Any], places: Collection[str]) -> None:
     """Load a state; the tensors at ``places``, to which a state dict of the user may refer, are changed in place."""
     groups, kept = optimizer.param_groups, optimizer.state
-    held = {part[0]: tensor for part, tensor in state_parts(optimizer).items()}
+    earlier_tensors = {part[0]: tensor for part, tensor in state_parts(optimizer).items()}
     saved = optimizer.state_dict()
     if "state" not in saved:
         parameters = parameters_of(optimizer)
@@ -240,7 +240,7 @@ def _load_state(optimizer: Any, state: Mapping[Any, Any], places: Collection[str
             _restore_containers(optimizer, groups, kept)
     parameters = parameters_of(optimizer)
     for part, loaded in state_parts(optimizer).items():
-        known = held.get(part[0])
+        known = earlier_tensors.get(part[0])
         if part[0] in places and known is not None and _is_alike(known, loaded):
             number, _, name = part[0].partition(":")
             optimizer.state[parameters[int(number)]][name] = known.copy_(loaded)

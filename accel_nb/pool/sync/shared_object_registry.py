@@ -117,9 +117,9 @@ class SharedObjectRegistry:
             for path, entry in entries.items()
             if is_optimizer(entry.value)
         }
-        held = shared_ids({path: entry.value for path, entry in entries.items()}, parts)
+        ids = shared_ids({path: entry.value for path, entry in entries.items()}, parts)
         outdated = SharedObjects(dict.fromkeys(self._outdated_iterators, OUTDATED))
-        return self.imported.merge(outdated).merge(held)
+        return self.imported.merge(outdated).merge(ids)
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
         """Return the shared names; with ``namespace`` only those whose value is still the one that was sent."""
@@ -534,14 +534,16 @@ def _fingerprint(
     # The workers have prepared their model or optimizer: one with other parts, gradient hooks or methods is sent whole.
     if is_module(value):
         modules, tensors = list(value.modules()), list(value.parameters())
-        hooks = tuple(id(hook) for item in tensors for held in gradient_hooks(item).values() for hook in held.values())
+        hooks = tuple(
+            id(hook) for item in tensors for hook_dict in gradient_hooks(item).values() for hook in hook_dict.values()
+        )
         forwards = [forward for part in modules if (forward := users_forward(part)) is not None]
         own = Identities([*modules, *tensors, *forwards]), hooks
     elif is_optimizer(value):
         own = group_parameters(value), method_ids(value)
     elif is_scheduler(value):  # its state dict has no functions
-        held = (getattr(value, "optimizer", None), *getattr(value, "lr_lambdas", ()))
-        own = (Identities(item for item in held if is_optimizer(item) or isinstance(item, types.FunctionType)),)
+        referenced = (getattr(value, "optimizer", None), *getattr(value, "lr_lambdas", ()))
+        own = (Identities(item for item in referenced if is_optimizer(item) or isinstance(item, types.FunctionType)),)
     else:
         return fingerprint
     return Fingerprint((fingerprint.kind, own), fingerprint.content)

@@ -287,7 +287,7 @@ def _read_function(value: types.FunctionType) -> tuple[Any, Any] | None:
     if not is_pickled_by_value(value):
         return None
     cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-    inside = {name: held for name, cell in cells if (held := cell_content(cell)) is not EMPTY_CELL}
+    inside = {name: inner for name, cell in cells if (inner := cell_content(cell)) is not EMPTY_CELL}
     return "function", (inside, value.__defaults__, value.__kwdefaults__, _own(value))
 
 

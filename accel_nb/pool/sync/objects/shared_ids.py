@@ -115,7 +115,7 @@ class SharedObjects(dict[int, SharedId]):
     def has_moved(self, kind: Any, value: Any) -> bool:
         """Return whether the object that a value was a view of is on another device now.
 
-        ``kind`` is that of the value's fingerprint from before.
+        ``kind`` is the ``kind`` of the value's earlier fingerprint.
         """
         owner: Any = self.owners.get(kind[1][0]) if type(kind) is tuple and kind[:1] == ("view",) else None
         if not is_tensor(owner):
@@ -148,7 +148,7 @@ def shared_ids(objects: Mapping[str, Any], held: Mapping[str, OptimizerParts] | 
                 ids.setdefault(id(group), ("group", name, str(number)))
             for part, tensor in state_parts(value).items():
                 is_held = parts is None or parts.has(part, tensor)
-                if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a name of a part of the state
+                if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a tensor in the state that has a name too
                     ids[id(tensor)] = "state", name, part[0]
                     owners.append(tensor)
     return _with_copies(SharedObjects(ids, owners))
@@ -207,7 +207,7 @@ def _add_parts(ids: dict[int, SharedId], name: str, module: Any) -> Iterator[Any
             # The handle of a hook refers to the dicts of flags too, which may be empty.
             if (held := own.get(attribute)) or own.get(hooks):
                 ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
-        for attribute in _REGISTRIES:  # `copy.copy` of a module has the same ones
+        for attribute in _REGISTRIES:  # a `copy.copy` of a module shares these dicts
             if isinstance(held := own.get(attribute), dict) and held:
                 ids.setdefault(id(held), ("registry", name, f"{path}:{attribute}"))
         for key, value in part._parameters.items():
@@ -231,7 +231,7 @@ _VALUES = (
     *(tuple, frozenset, range, slice, types.ModuleType, type(None)),
 )
 _COMMON = frozenset({int, float, str, bool, type(None), bytes})
-"""Types without identity of nearly all items of long containers, which are found faster than by `isinstance`."""
+"""Types without identity that most items of long containers have; a look-up here is faster than `isinstance`."""
 
 
 def has_identity(value: Any) -> bool:

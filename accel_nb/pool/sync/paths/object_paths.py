@@ -257,8 +257,8 @@ def _module_attribute(module: Any, place: str) -> Any:
 
 
 def _numbered(step: str, hooks: Mapping[str, Mapping[int, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, held in hooks.items():
-        yield from ((f"{step}{name}.{number}", hook) for number, hook in held.items())
+    for name, hook_dict in hooks.items():
+        yield from ((f"{step}{name}.{number}", hook) for number, hook in hook_dict.items())
 
 
 def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:

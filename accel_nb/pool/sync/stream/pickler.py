@@ -160,8 +160,8 @@ def _is_weak_reference(value: Any) -> bool:
     """Return whether a value is a weak reference to an object of training, which others hold too."""
     if type(value) is not weakref.ref:
         return False
-    held = value()
-    return is_tensor(held) or is_module(held) or is_optimizer(held)
+    referent = value()
+    return is_tensor(referent) or is_module(referent) or is_optimizer(referent)
 
 
 def _reduce_weak_reference(reference: weakref.ref[Any]) -> Any:
@@ -262,8 +262,8 @@ class Pickler(cloudpickle.Pickler):
             if kind is str:
                 return self._id_of_text(obj)
             if kind is int and obj >= _LOWEST_ID and not self._by_identity:
-                held = self._shared.get(obj) or self._sent.get(obj)
-                return None if held is None else ("id", held)
+                shared_id = self._shared.get(obj) or self._sent.get(obj)
+                return None if shared_id is None else ("id", shared_id)
             return None
         if self._by_identity:
             return id(obj) if found[0] == ITEM or not is_replaced_whole(obj) else None
@@ -341,11 +341,11 @@ class Pickler(cloudpickle.Pickler):
         """Reduce a sharded tensor to a view of one that the receiver holds, or to the full tensor."""
         if (view := reduce_sharded_view(tensor, self._blocks)) is not None:
             return view
-        held, torch = self._gather(tensor), sys.modules["torch"]
+        full, torch = self._gather(tensor), sys.modules["torch"]
         if isinstance(tensor, torch.nn.Parameter):
-            held = torch.nn.Parameter(held, tensor.requires_grad)
+            full = torch.nn.Parameter(full, tensor.requires_grad)
         gradient = None if self._omits_gradient(tensor) else gradient_of(tensor)
-        return reduce_tensor(held, self._blocks, None if gradient is None else full_tensor(gradient))
+        return reduce_tensor(full, self._blocks, None if gradient is None else full_tensor(gradient))
 
     def _gather(self, tensor: Any) -> Any:
         """Return the full tensor of a sharded one, gathered once; any other is returned itself."""
@@ -439,8 +439,8 @@ class Unpickler(pickle.Unpickler):
         if pid == _SUPPRESS:
             return argparse.SUPPRESS
         if len(pid) == 2:
-            _, held = pid
-            return id(self.persistent_load(held) if isinstance(held, tuple) else held)
+            _, key = pid
+            return id(self.persistent_load(key) if isinstance(key, tuple) else key)
         kind, name, path = pid
         if kind == IMPORTED:
             return operator.attrgetter(path)(sys.modules[name.rstrip("/")])  # its attributes have arrived before
