@@ -264,9 +264,9 @@ class AccelerateMagics(Magics):
             devices = [spec.device for spec in specs]
             lines.append(describe_plan(resolved, specs))
         found = forecast_notebook(request, self._shell.user_ns, config, devices)
-        if request.form != "text":
+        if request.output_format != "text":
             lines = []
-        return "\n\n".join([*lines, *([] if found is None else [render(found, request.form)])])
+        return "\n\n".join([*lines, *([] if found is None else [render(found, request.output_format)])])
 
     def _config(self, words: list[str]) -> str:
         if words[:1] == ["deepspeed"]:

@@ -76,7 +76,7 @@ def compare_runs(arguments: Mapping[str, Any]) -> dict[str, Any]:
     ids = arguments.get("ids")
     if not isinstance(ids, list) or not 2 <= len(ids) <= MAX_COMPARED:
         raise ValueError(f"2 to {MAX_COMPARED} runs can be compared")
-    differing = differing_facts([comparable_facts(_read(wanted)) for wanted in ids])
+    differing = differing_facts([comparable_facts(_read(run_id)) for run_id in ids])
     rows = [
         {"name": _text(name), "values": [None if value is None else _text(value) for value in values]}
         for name, values in list(differing.items())[:MAX_LISTED]
@@ -102,12 +102,12 @@ def flags_of_run(run: Run) -> str | None:
     return line
 
 
-def _read(wanted: object) -> Run:
+def _read(run_id: object) -> Run:
     registry = RunRegistry()
-    if wanted not in registry.ids():
+    if run_id not in registry.ids():
         raise ValueError("this run is no longer recorded")
     try:
-        return read_run(registry.folder / str(wanted), sampled=True)
+        return read_run(registry.folder / str(run_id), sampled=True)
     except (OSError, ValueError):
         raise ValueError("this run can no longer be read") from None
 

@@ -99,11 +99,11 @@ class Deleted:
 
 
 def fingerprint_of(
-    value: Any, namespace: dict[str, Any], refs: SharedObjects, checksums: TensorChecksums | None = None
+    value: Any, namespace: dict[str, Any], shared: SharedObjects, checksums: TensorChecksums | None = None
 ) -> Fingerprint | None:
     """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
-    Objects in ``refs`` have separate fingerprints: here only their identity counts. ``checksums`` are those of a
+    Objects in ``shared`` have separate fingerprints: here only their identity counts. ``checksums`` are those of a
     module's tensors, if the sender of the tensors has computed them already. Raise errors of pickling.
     """
     if is_module(value):
@@ -111,7 +111,7 @@ def fingerprint_of(
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
         checksums = tensor_checksums(tensors.values()) if checksums is None else checksums
         weights, gradients = (_versions(tensors.values()), checksums, flags), gradients_of(tensors.items())
-        attributes = _attributes_fingerprint(value, namespace, refs)
+        attributes = _attributes_fingerprint(value, namespace, shared)
         content = ModuleContent(
             weights, (*gradients, *tensor_fingerprints(gradients.values())), attributes, module_hook_ids(value)
         )
@@ -120,8 +120,8 @@ def fingerprint_of(
         optimizers = wrapped_optimizers(value)
         groups = digest([hyperparameters(item) for item in optimizers], namespace=namespace, shared={})
         numbers = digest(state_numbers(value), namespace=namespace, shared={})
-        own = [(own_values(item, namespace, refs), keyed_values(item)) for item in optimizers]
-        attributes = digest(own, namespace=namespace, shared=refs)
+        own = [(own_values(item, namespace, shared), keyed_values(item)) for item in optimizers]
+        attributes = digest(own, namespace=namespace, shared=shared)
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
         tensors = tensor_fingerprints(state_tensors(value))
         content = OptimizerContent(
@@ -137,32 +137,32 @@ def fingerprint_of(
         )
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
-        return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=refs))
+        return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=shared))
     if is_compared_by_identity(value):
         return None
     found = None if is_loader(value) else content_of(value)
-    place = refs.view_of(value) if is_tensor(value) or is_plain_array(value) else None
+    place = shared.view_of(value) if is_tensor(value) or is_plain_array(value) else None
     if is_tensor(value):
         own = () if place else (value,)  # the content of a view is that of the object that it is in
         gradient = gradient_of(value) if value.is_leaf else None
         parts = own if gradient is None else (*own, gradient)
         attributes = tensor_attributes(value)
-        code = digest(attributes, namespace=namespace, shared=refs) if attributes else None
+        code = digest(attributes, namespace=namespace, shared=shared) if attributes else None
         content = (tensor_fingerprints(parts, exact=True), value.requires_grad, code)
         return Fingerprint(("view", place) if place else found[0] if found else None, content)
     if found is None:
-        own = refs.pop(id(value), None)
+        own = shared.pop(id(value), None)
         try:
-            return Fingerprint(None, digest(value, namespace=namespace, shared=refs))
+            return Fingerprint(None, digest(value, namespace=namespace, shared=shared))
         finally:
             if own is not None:
-                refs[id(value)] = own
+                shared[id(value)] = own
     kind, content = found
     if place:
         return Fingerprint(("view", place), None)
     if items := changeable_items(value):
-        return Fingerprint(kind, items_content(content, items, namespace, refs))
-    return Fingerprint(kind, digest(content, namespace=namespace, shared=refs))
+        return Fingerprint(kind, items_content(content, items, namespace, shared))
+    return Fingerprint(kind, digest(content, namespace=namespace, shared=shared))
 
 
 def is_compared_by_identity(value: Any) -> bool:
@@ -325,7 +325,9 @@ def _all_tensors(module: Any) -> dict[str, Any]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> AttributesContent:
+def _attributes_fingerprint(
+    module: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]
+) -> AttributesContent:
     names: list[tuple[str, str]] = []
     plain: list[Any] = []
     other: dict[tuple[str, str], Any] = {}
@@ -341,16 +343,16 @@ def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mappin
     if not other:
         return AttributesContent(frozenset(names), (plain, None))
     try:
-        code = digest(other, namespace=namespace, shared=refs)
+        code = digest(other, namespace=namespace, shared=shared)
     except Exception:  # leave out attributes that cannot be copied
-        code = digest(copyable_values(other, namespace, refs), namespace=namespace, shared=refs)
+        code = digest(copyable_values(other, namespace, shared), namespace=namespace, shared=shared)
     return AttributesContent(frozenset(names), (plain, code))
 
 
 def module_attributes(
     module: Any,
     namespace: dict[str, Any],
-    refs: Mapping[int, SharedId],
+    shared: Mapping[int, SharedId],
     before: AttributesContent,
     paths_before: Mapping[str, str] | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -360,7 +362,7 @@ def module_attributes(
     in the receiver, if the paths may differ.
     """
     own = user_attributes(module)
-    found = {path: copyable_values(values, namespace, refs) for path, values in own.items()}
+    found = {path: copyable_values(values, namespace, shared) for path, values in own.items()}
     names: dict[str | None, list[str]] = {}
     for path, name in before.names:
         names.setdefault(path, []).append(name)
@@ -444,7 +446,7 @@ def is_state_sharded(value: Any) -> bool:
     return any(is_sharded(tensor) for tensor in tensors)
 
 
-def content_fingerprint(value: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Fingerprint | None:
+def content_fingerprint(value: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> Fingerprint | None:
     """Return the fingerprint of an object's attributes that can be copied; None if it is not defined by attributes.
 
     Of a loader only the user's attributes count: its dataset and its samplers have their own paths.
@@ -452,5 +454,5 @@ def content_fingerprint(value: Any, namespace: dict[str, Any], refs: Mapping[int
     found = content_of(value)
     if found is None or not isinstance(found[1], ObjectAttributes):
         return None
-    copyable = copyable_values(found[1].values, namespace, refs)
-    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=refs))
+    copyable = copyable_values(found[1].values, namespace, shared)
+    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=shared))

@@ -273,13 +273,13 @@ def _resolve_weak(reference: Any) -> Any:
     return latest(reference() if type(reference) is _WeakReference else reference)
 
 
-def tracked_fingerprint(value: Any, namespace: Namespace, refs: SharedObjects) -> Fingerprint | None:
+def tracked_fingerprint(value: Any, namespace: Namespace, shared: SharedObjects) -> Fingerprint | None:
     """Return the fingerprint of a value; None if its changes are not tracked."""
     if is_compared_by_identity(value):
         return None
     if is_loader(value):
-        return content_fingerprint(value, namespace, refs)
+        return content_fingerprint(value, namespace, shared)
     try:
-        return fingerprint_of(value, namespace, refs)
+        return fingerprint_of(value, namespace, shared)
     except Exception:  # a value that cannot be copied cannot be returned, so its changes are not tracked
-        return content_fingerprint(value, namespace, refs)
+        return content_fingerprint(value, namespace, shared)

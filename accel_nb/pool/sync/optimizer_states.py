@@ -105,7 +105,7 @@ def optimizer_bytes(optimizer: Any) -> int:
 def optimizer_state(
     optimizer: Any,
     namespace: dict[str, Any],
-    refs: Mapping[int, SharedId],
+    shared: Mapping[int, SharedId],
     *,
     with_tensors: bool,
     before: OptimizerContent | None = None,
@@ -120,7 +120,7 @@ def optimizer_state(
     if kept is not None:
         kept = {key: _map_values(_own_tensor, values) for key, values in kept.items()}
     inner = {
-        name: optimizer_state(item, namespace, refs, with_tensors=with_tensors)
+        name: optimizer_state(item, namespace, shared, with_tensors=with_tensors)
         for name, item in inner_optimizers(optimizer)
     }
     now = group_parameters(optimizer)
@@ -135,7 +135,7 @@ def optimizer_state(
         "params": params,
         "state": kept,
         "kept_tensors": [] if before is None else _places_of_kept_tensors(optimizer, before),
-        "own": own_values(optimizer, namespace, refs),
+        "own": own_values(optimizer, namespace, shared),
         "gone": [] if before is None else sorted(before.names - optimizer_attributes(optimizer).keys()),
         "keyed": keyed_values(optimizer),
         "inner": inner,
@@ -246,7 +246,7 @@ def _load_state(optimizer: Any, state: Mapping[Any, Any], places: Collection[str
             optimizer.state[parameters[int(number)]][name] = known.copy_(loaded)
 
 
-def own_values(optimizer: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> dict[str, Any]:
+def own_values(optimizer: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> dict[str, Any]:
     """Return the attributes of an optimizer that can be copied, such as a count of steps, without those of torch.
 
     They are data (plain values, tensors that require no gradients, and containers of these) and objects.
@@ -254,7 +254,7 @@ def own_values(optimizer: Any, namespace: dict[str, Any], refs: Mapping[int, Sha
     own = {name: value for name, value in optimizer_attributes(optimizer).items() if not has_tensor_keys(value)}
     data = {name: value for name, value in own.items() if _is_data(value)}
     others = {name: value for name, value in own.items() if name not in data and _is_object(value)}
-    return data | (copyable_values(others, namespace, refs) if others else {})
+    return data | (copyable_values(others, namespace, shared) if others else {})
 
 
 def keyed_values(optimizer: Any) -> dict[str, Any]:

@@ -129,36 +129,36 @@ class ResultCollection:
             return
         if is_sharded(value) and before.is_in_tracked_module(value):
             return  # a sharded parameter is returned with its model
-        root, held = root_name(path), before.objects.get(path) or RecordedObject(value)
+        root, recorded = root_name(path), before.objects.get(path) or RecordedObject(value)
         is_wanted = root in self._wanted
         if root in self.delta.values and root not in before.shared:
             return
-        if not (held.is_tracked or is_wanted) or (path == root and self._hidden(root, value)):
+        if not (recorded.is_tracked or is_wanted) or (path == root and self._hidden(root, value)):
             return
         fingerprint = tracked_fingerprint(value, self.namespace, shared)
-        if fingerprint == held.fingerprint and not is_wanted and path not in self._relocated:
+        if fingerprint == recorded.fingerprint and not is_wanted and path not in self._relocated:
             return
-        known = held.fingerprint if held.is_tracked else fingerprint
-        if known and shared.has_moved(known.kind, value):
+        earlier = recorded.fingerprint if recorded.is_tracked else fingerprint
+        if earlier and shared.has_moved(earlier.kind, value):
             return  # the receiver's value is still a view of the object that was moved here
         if is_restructured:
-            assert known is not None, "a module with changed parts has a fingerprint"
-            self._add_restructured(path, value, known, is_wanted=is_wanted)
+            assert earlier is not None, "a module with changed parts has a fingerprint"
+            self._add_restructured(path, value, earlier, is_wanted=is_wanted)
             return
         is_read = is_generator_iterator(value) or (fingerprint is None and is_iterator(value))
-        if is_read and known and root in before.shared:
+        if is_read and earlier and root in before.shared:
             self.not_returned[path] = WAS_READ
-        elif root in before.shared and fingerprint and known and self._can_update(path, value, fingerprint, known):
-            self._add_update(path, value, fingerprint, known, is_wanted=is_wanted)
+        elif root in before.shared and fingerprint and earlier and self._can_update(path, value, fingerprint, earlier):
+            self._add_update(path, value, fingerprint, earlier, is_wanted=is_wanted)
         elif before.is_bound(root, self.namespace.get(root)) and not (fingerprint is None and "@" in path):
             self._add_whole(root, self.namespace[root], is_wanted=is_wanted)
             is_replaced = path == root and not isinstance(value, type)  # the parts of a class refer to it
             if is_replaced and root in before.shared and root in self.delta.values:
                 self.replaced.append(root)
 
-    def _can_update(self, path: str, value: Any, now: Fingerprint, known: Fingerprint) -> bool:
-        """Return whether the receiver's object at a path, with the fingerprint ``known``, can be changed in place."""
-        return is_optimizer(value) or (now.can_update(known) and path not in self._relocated)
+    def _can_update(self, path: str, value: Any, fingerprint: Fingerprint, earlier: Fingerprint) -> bool:
+        """Return whether the receiver's object at a path, with the fingerprint ``earlier``, can be changed in place."""
+        return is_optimizer(value) or (fingerprint.can_update(earlier) and path not in self._relocated)
 
     def finish(self, alive: Mapping[str, Any]) -> SharedObjects:
         """Drop changes of objects that are returned whole; return the ids of the objects that are not returned whole.
@@ -203,8 +203,8 @@ class ResultCollection:
         else:
             self.not_returned[name] = "" if _is_leftover(value) and not is_wanted else reason
 
-    def _add_restructured(self, path: str, module: Any, known: Fingerprint, *, is_wanted: bool) -> None:
-        """Add the parts and the whole state of a module whose parts have changed since the fingerprint ``known``."""
+    def _add_restructured(self, path: str, module: Any, earlier: Fingerprint, *, is_wanted: bool) -> None:
+        """Add the parts and the whole state of a module whose parts have changed since the fingerprint ``earlier``."""
         delta, shared = self.delta, self._shared
         earlier_paths = paths_before(module, self._before.module_parts.places_of(path), shared)
         delta.structures[path] = module_parts(module, earlier_paths)
@@ -212,23 +212,27 @@ class ResultCollection:
         if self.gradients.includes(path, module, is_wanted=is_wanted):
             delta.gradients[path] = gradient_state(module)
         delta.attributes[path] = module_attributes(
-            module, self.namespace, shared, known.content.attributes, earlier_paths
+            module, self.namespace, shared, earlier.content.attributes, earlier_paths
         )
-        delta.hooks[path] = changed_module_hooks(module, known.content.hooks)
+        delta.hooks[path] = changed_module_hooks(module, earlier.content.hooks)
 
-    def _add_update(self, path: str, value: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
-        """Add the changes since the fingerprint ``known``; with ``is_wanted`` the whole content whatever its size."""
+    def _add_update(
+        self, path: str, value: Any, fingerprint: Fingerprint, earlier: Fingerprint, *, is_wanted: bool
+    ) -> None:
+        """Add the changes since the fingerprint ``earlier``; with ``is_wanted`` the whole content whatever its size."""
         if is_module(value):
-            self._add_module(path, value, now, known, is_wanted=is_wanted)
+            self._add_module(path, value, fingerprint, earlier, is_wanted=is_wanted)
         elif is_optimizer(value):
-            self._add_optimizer(path, value, known, is_wanted=is_wanted)
+            self._add_optimizer(path, value, earlier, is_wanted=is_wanted)
         elif is_scheduler(value):
             self.delta.schedulers[path] = value.state_dict()
         else:
-            self._add_content(path, value, now, known, is_wanted=is_wanted)
+            self._add_content(path, value, fingerprint, earlier, is_wanted=is_wanted)
 
-    def _add_module(self, path: str, module: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
-        delta, content, before = self.delta, now.content, known.content
+    def _add_module(
+        self, path: str, module: Any, fingerprint: Fingerprint, earlier: Fingerprint, *, is_wanted: bool
+    ) -> None:
+        delta, content, before = self.delta, fingerprint.content, earlier.content
         if is_wanted or content.weights != before.weights:
             if is_state_sharded(module) and not can_read_full():
                 self.deferred_weights.add(root_name(path))
@@ -246,24 +250,26 @@ class ResultCollection:
         if is_wanted or content.hooks != before.hooks:
             delta.hooks[path] = changed_module_hooks(module, before.hooks)
 
-    def _add_optimizer(self, path: str, optimizer: Any, known: Fingerprint, *, is_wanted: bool) -> None:
+    def _add_optimizer(self, path: str, optimizer: Any, earlier: Fingerprint, *, is_wanted: bool) -> None:
         fits = is_wanted or optimizer_bytes(optimizer) <= LARGE_BYTES
         fits = fits and (can_read_full() or not is_state_sharded(optimizer))
         self.delta.optimizers[path] = optimizer_state(
-            optimizer, self.namespace, self._shared, with_tensors=fits, before=known.content
+            optimizer, self.namespace, self._shared, with_tensors=fits, before=earlier.content
         )
         if not fits:
             size = size_text(optimizer_bytes(optimizer))
             self.not_returned[path] = f"its state of {size} is {'divided' if is_state_sharded(optimizer) else 'large'}"
 
-    def _add_content(self, path: str, value: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
+    def _add_content(
+        self, path: str, value: Any, fingerprint: Fingerprint, earlier: Fingerprint, *, is_wanted: bool
+    ) -> None:
         """Add the new content of a container, or of another object whose content can be set."""
         found = content_of(value)
         assert found is not None, "a value with a kind has content"
         limit = None if is_wanted or "@" in path else LARGE_BYTES
         content = found[1]
-        contents = changed_contents(known.content, now.content, self.namespace, self._shared)
-        items = item_ids({path: known.content}, {} if contents is None else {path: contents})
+        contents = changed_contents(earlier.content, fingerprint.content, self.namespace, self._shared)
+        items = item_ids({path: earlier.content}, {} if contents is None else {path: contents})
         sent = content if contents is None else (content, contents)
         reason = _reason_not_to_return(sent, CopyChecker(self.namespace, items.merge(self._shared)), limit)
         if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
@@ -306,14 +312,14 @@ def _is_leftover(value: Any) -> bool:
     while waiting:
         item = waiting.pop()
         own = attributes_of(item) or {}
-        if any(is_training_object(held) or is_tensor(held) for held in own.values()):
+        if any(is_training_object(recorded) or is_tensor(recorded) for recorded in own.values()):
             return False
         is_progress = hasattr(type(item), "__iter__") and "iterable" in own and "disable" in own
         if is_progress or _has_ended(item):
             return True
         if is_iterator(item):
-            sources = [held for held in (*own.values(), *_sources(item)) if is_iterator(held)]
-            waiting += [held for held in sources if id(held) not in seen]
+            sources = [recorded for recorded in (*own.values(), *_sources(item)) if is_iterator(recorded)]
+            waiting += [recorded for recorded in sources if id(recorded) not in seen]
             seen.update(map(id, sources))
     return False
 
@@ -321,7 +327,7 @@ def _is_leftover(value: Any) -> bool:
 def _sources(iterator: Any) -> list[Any]:
     referents = gc.get_referents(iterator)
     if isinstance(iterator, zip | map):  # they end with the first of several, which are in a tuple
-        return [item for held in referents if isinstance(held, tuple) for item in held]
+        return [item for recorded in referents if isinstance(recorded, tuple) for item in recorded]
     return referents
 
 

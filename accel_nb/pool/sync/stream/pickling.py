@@ -41,13 +41,13 @@ def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, A
 
 
 def copyable_values(
-    values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]
+    values: Mapping[Any, Any], namespace: dict[str, Any], shared: Mapping[int, SharedId]
 ) -> dict[Any, Any]:
     """Return the values that can be copied."""
     copyable: dict[Any, Any] = {}
     for key, value in values.items():
         try:
-            dump(value, namespace=namespace, shared=refs)
+            dump(value, namespace=namespace, shared=shared)
         except Exception:  # such as a lock, a file or a generator
             continue
         copyable[key] = value
