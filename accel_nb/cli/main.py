@@ -64,8 +64,8 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
         from accel_nb.config.message_text import did_you_mean
 
         other = _ACCELERATE_COMMANDS.get(name)
-        near = did_you_mean(name, list(COMMANDS)) if other is None else f"; instead of accelerate's, use {other}"
-        raise ConfigError(f"{name!a} is not a command{near}; accel-nb --help lists all commands")
+        suggestion = did_you_mean(name, list(COMMANDS)) if other is None else f"; instead of accelerate's, use {other}"
+        raise ConfigError(f"{name!a} is not a command{suggestion}; accel-nb --help lists all commands")
     return import_module(f"accel_nb.cli.{COMMANDS[name]}").run, words[1:]
 
 

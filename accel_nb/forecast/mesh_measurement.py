@@ -115,31 +115,31 @@ def _with_activations(
 ) -> MeshSizes:
     shape = mesh_sizes.shape
     outputs: dict[str, Any] = {}
-    whole = measure_activations(
+    total = measure_activations(
         model,
         batch,
         num_samples,
         adapt=_record_outputs_of(outputs, ["", *divided_modules, *blocks, *experts]),
         **options,
     )
-    in_layers = whole.num_bytes - _activation_bytes_without(
-        divided_modules, outputs, whole, model, batch, num_samples, options
+    in_layers = total.num_bytes - _activation_bytes_without(
+        divided_modules, outputs, total, model, batch, num_samples, options
     )
-    in_blocks = whole.num_bytes - _activation_bytes_without(blocks, outputs, whole, model, batch, num_samples, options)
+    in_blocks = total.num_bytes - _activation_bytes_without(blocks, outputs, total, model, batch, num_samples, options)
     in_stage = 1.0
     if stages is not None:
         in_stage = max(len(stages.range_of(stage)) for stage in range(shape.pp)) / len(stages.blocks)
     share = in_stage / shape.cp
     saved = in_layers * (1 - 1 / shape.tp)
-    rest = whole.num_bytes - in_blocks if shape.cp * shape.pp > 1 else 0
-    kept = rest + (whole.num_bytes - rest - saved) * share
+    rest = total.num_bytes - in_blocks if shape.cp * shape.pp > 1 else 0
+    kept = rest + (total.num_bytes - rest - saved) * share
     checkpointed = None
     if any(weight.block for weight in mesh_sizes.model.weights):
         checkpointed = measure_activations(model, batch, num_samples, checkpoints=True, **options)
-    factor = kept / max(1, whole.num_bytes)
+    factor = kept / max(1, total.num_bytes)
     return replace(
         mesh_sizes,
-        activations=_scaled(whole, factor),
+        activations=_scaled(total, factor),
         checkpointed=None if checkpointed is None else _scaled(checkpointed, factor),
         sent_bytes=_sent_bytes(mesh_sizes, outputs, divided_modules, blocks, experts, in_stage),
     )
@@ -212,7 +212,7 @@ def _output_bytes(recorded: Any) -> int:
 def _activation_bytes_without(
     names: list[str],
     outputs: dict[str, Any],
-    whole: Activations,
+    total: Activations,
     model: nn.Module,
     batch: Any,
     num_samples: int,
@@ -221,14 +221,14 @@ def _activation_bytes_without(
     """Return the bytes of activations if the modules whose outputs have the shape of their inputs returned these."""
     skipped = [name for name in names if name in outputs and _keeps_shape(*outputs[name][:2])]
     if not skipped:
-        return whole.num_bytes
+        return total.num_bytes
 
     def adapt(copied: nn.Module) -> None:
         for name in skipped:
             inputs, output, _ = outputs[name]
             copied.get_submodule(name).forward = _identity_forward(inputs, output)
 
-    return min(whole.num_bytes, measure_activations(model, batch, num_samples, adapt=adapt, **options).num_bytes)
+    return min(total.num_bytes, measure_activations(model, batch, num_samples, adapt=adapt, **options).num_bytes)
 
 
 def _keeps_shape(inputs: Tensor | None, output: Any) -> bool:

@@ -52,14 +52,14 @@ def simple_shapes(world: int) -> tuple[MeshShape, ...]:
 class MeshSizes:
     """The sizes of the shard of a model on one rank of a mesh (the largest one), before FSDP shards it further.
 
-    ``whole`` are the sizes with undivided experts, needed where FSDP shards the experts too.
+    ``undivided`` are the sizes with undivided experts, needed where FSDP shards the experts too.
     ``activations`` are those of the samples of one rank. ``sent_bytes`` are the bytes that the rank sends in a
     step in addition to gradients and weights. ``refusal`` is why the model cannot be trained in this mesh.
     """
 
     shape: MeshShape
     model: ModelSizes
-    whole: ModelSizes
+    undivided: ModelSizes
     activations: Activations | None = None
     checkpointed: Activations | None = None
     sent_bytes: int = 0
@@ -79,13 +79,15 @@ def mesh_layouts(shape: MeshShape, world: int) -> list[Layout]:
     return found
 
 
-def estimate_mesh(sizes: MeshSizes, layout: Layout, world: int, kept: Activations | None, is_half: bool) -> MemoryUsage:
+def estimate_mesh(
+    sizes: MeshSizes, layout: Layout, world: int, activations: Activations | None, is_half: bool
+) -> MemoryUsage:
     """Return the memory of a rank of ``world`` in a mesh.
 
     Context-parallel ranks replicate or shard parameters as data-parallel ranks do, so only pp and tp reduce the number
     of ranks that share them.
     """
     ranks = world // (sizes.shape.pp * sizes.shape.tp)
-    model = sizes.whole if layout.shards_parameters and sizes.shape.ep > 1 else sizes.model
-    usage = estimate(model, layout, ranks, is_half=is_half, activations=kept or Activations(0))
+    model = sizes.undivided if layout.shards_parameters and sizes.shape.ep > 1 else sizes.model
+    usage = estimate(model, layout, ranks, is_half=is_half, activations=activations or Activations(0))
     return replace(usage, sent_bytes=usage.sent_bytes + sizes.sent_bytes)

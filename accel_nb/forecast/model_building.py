@@ -106,7 +106,7 @@ def make_batch(inputs: Sequence[InputSpec], label: InputSpec | None) -> Any:
 
 
 def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
-    """Return a batch of one sample and the loader's own batch size; its order and random state are unchanged.
+    """Return a batch of one sample, and the loader's batch size; the loader's order and random state do not change.
 
     Raises `ConfigError` if the data yield no sample.
     """

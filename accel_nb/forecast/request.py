@@ -59,7 +59,7 @@ class ForecastRequest:
     label: InputSpec | None = None
     itemsize: int | None = None
     memory: int | None = None
-    form: Literal["text", "markdown", "json"] = "text"
+    output_format: Literal["text", "markdown", "json"] = "text"
 
     def config(self, variables: Mapping[str, str]) -> Config:
         """Return the run's options; ``variables`` are those of the environment. Raises `ConfigError`."""
@@ -115,7 +115,7 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Fo
         label=None if label is None else _parse_input(label),
         itemsize=None if getattr(options, "dtype", None) is None else _ITEMSIZES[options.dtype],
         memory=None if options.memory is None else read_bytes(options.memory, "--memory", least=1),
-        form="json" if options.json else "markdown" if options.markdown else "text",
+        output_format="json" if options.json else "markdown" if options.markdown else "text",
     )
 
 
@@ -142,9 +142,9 @@ def _parser(command: str, in_notebook: bool) -> _Parser:
     parser.add_argument("--optimizer", metavar="NAME", help="default: adamw, or the notebook's own")
     parser.add_argument("--batch-size", metavar="N", help="how many samples the loader yields")
     parser.add_argument("--memory", metavar="SIZE", help="memory of one device, as 80GiB, to plan for another machine")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true")
-    form.add_argument("--markdown", action="store_true")
+    output_format = parser.add_mutually_exclusive_group()
+    output_format.add_argument("--json", action="store_true")
+    output_format.add_argument("--markdown", action="store_true")
     return parser
 
 

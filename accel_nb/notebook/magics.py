@@ -173,7 +173,7 @@ class AccelerateMagics(Magics):
         name = f"<accelerate cell {number}>"
         source, flags = "", 0
         try:
-            with warnings.catch_warnings():  # the workers give those of the compiler
+            with warnings.catch_warnings():  # the workers report the warnings of the compiler
                 warnings.simplefilter("ignore")
                 source, flags = insert_scripts(f"# %%accelerate {line}\n" + self._shell.transform_cell(text))
                 source = replace_magics(source, self._shell, self._shell.user_ns)
@@ -269,9 +269,9 @@ class AccelerateMagics(Magics):
             devices = [spec.device for spec in specs]
             lines.append(describe_plan(resolved, specs))
         found = forecast_notebook(request, self._shell.user_ns, config, devices)
-        if request.form != "text":
+        if request.output_format != "text":
             lines = []
-        return "\n\n".join([*lines, *([] if found is None else [render(found, request.form)])])
+        return "\n\n".join([*lines, *([] if found is None else [render(found, request.output_format)])])
 
     def _config(self, words: list[str]) -> str:
         if words[:1] == ["deepspeed"]:

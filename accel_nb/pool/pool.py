@@ -346,10 +346,10 @@ class Pool:
             self._engine.replace(range(self.size))
             self._starting = set(range(self.size))
 
-    def _fail(self, what: str, output: list[bytes]) -> None:
+    def _fail(self, message: str, output: list[bytes]) -> None:
         self._state = transition(self._state, "failed")
         tail = b"".join(output)[-4000:].decode(errors="replace")
-        raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
+        raise PoolError(f"{message}; run `%accelerate restart` to start over. Its last output:\n{tail}")
 
 
 def _describe_error(body: Mapping[str, Any]) -> str:

@@ -123,7 +123,7 @@ class Panel:
             if self._on_events is not None:
                 self._on_events(events)
             if not self._is_off:
-                self.state.fold(events)
+                self.state.apply(events)
 
     def add_text(self, text: str) -> None:
         """Add printed text, which the panel shows in pages that were reloaded while the cell ran.

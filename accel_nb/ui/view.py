@@ -105,11 +105,11 @@ class PanelState:
         means = (self.tables.mean("step", name) for name in self.loss_names)
         return int(max((mean.columns[0][-1] for mean in means if mean is not None), default=0))
 
-    def fold(self, events: Iterable[Event]) -> None:
+    def apply(self, events: Iterable[Event]) -> None:
         """Update the state by events; malformed ones are counted and dropped."""
         for event in events:
             try:
-                self._fold_one(event)
+                self._apply_one(event)
             except (TypeError, ValueError, OverflowError, AttributeError):
                 self.num_dropped += 1
 
@@ -245,21 +245,21 @@ class PanelState:
             parts.append(self.status)
         return ", ".join(parts)
 
-    def _fold_one(self, event: Event) -> None:
+    def _apply_one(self, event: Event) -> None:
         if not 0 <= event.rank < self.num_workers:
             raise ValueError(f"rank {event.rank} is outside of {self.num_workers} workers")
         progress = self.ranks.of(event.rank)
         if isinstance(event, StepDone):
-            self._fold_step(event, progress)
+            self._apply_step(event, progress)
         elif isinstance(event, MemorySample):
-            self._fold_memory(event, progress)
+            self._apply_memory(event, progress)
         elif isinstance(event, TimeUsed):
             self._time_use.add(event)
-            self._fold_time_use(event, progress)
+            self._apply_time_use(event, progress)
         elif isinstance(event, DeviceLoad):
-            self._fold_utilization(event, progress, str(event.name), float(event.value))
+            self._apply_utilization(event, progress, str(event.name), float(event.value))
         elif isinstance(event, MetricLogged):
-            self._fold_metric(event, progress)
+            self._apply_metric(event, progress)
         elif isinstance(event, WorkerPrepared):
             progress.device = cap_text(str(event.device), 32)
             progress.place = cap_text(str(event.place), 64)
@@ -270,25 +270,25 @@ class PanelState:
         elif isinstance(event, Interrupted):
             self.marks.add(progress.last_x, "interrupted", event.rank)
         elif isinstance(event, CheckpointSaved):
-            self._fold_checkpoint(event, progress)
+            self._apply_checkpoint(event, progress)
         elif isinstance(event, ControlApplied):
             self.marks.add(float(event.step) + progress.offset, "control", event.rank, str(event.text))
         elif isinstance(event, EpochBegan):
             numbers = int(event.step), int(event.epoch), max(0, int(event.num_steps))
             self._progress.begin_epoch(int(event.loader), *numbers, num_losses=len(self.loss_names))
         elif isinstance(event, LearningRatePlan):
-            self._fold_plan(event, progress)
+            self._apply_plan(event, progress)
         elif isinstance(event, MemorySnapshot):
-            self._fold_memory_snapshot(event)
+            self._apply_memory_snapshot(event)
 
-    def _fold_time_use(self, event: TimeUsed, progress: RankProgress) -> None:
+    def _apply_time_use(self, event: TimeUsed, progress: RankProgress) -> None:
         """Add the share of the time since the last record in which the training thread computed."""
         total_s = event.reading_s + event.computing_s + event.blocked_s + event.queued_s
         # On other devices the time in which the thread queues work counts as computing.
         if progress.device == "cpu" and total_s > 0:
-            self._fold_utilization(event, progress, COMPUTING, 100 * event.computing_s / total_s)
+            self._apply_utilization(event, progress, COMPUTING, 100 * event.computing_s / total_s)
 
-    def _fold_utilization(self, event: TimeUsed | DeviceLoad, progress: RankProgress, name: str, value: float) -> None:
+    def _apply_utilization(self, event: TimeUsed | DeviceLoad, progress: RankProgress, name: str, value: float) -> None:
         name, x = cap_text(name, 64), float(event.step) + progress.offset
         if name not in self._utilization:
             if len(self._utilization) >= MAX_SENSORS:
@@ -298,13 +298,13 @@ class PanelState:
         if not len(table) or x > table.columns[0][-1]:
             table.append((x, value))
 
-    def _fold_checkpoint(self, event: CheckpointSaved, progress: RankProgress) -> None:
+    def _apply_checkpoint(self, event: CheckpointSaved, progress: RankProgress) -> None:
         x, url = float(event.step) + progress.offset, str(event.url)
         self.marks.add(x, "checkpoint", event.rank, f"saved to {url}")
         if not self._is_result_final:
             self.set_action_result(f"saved to {url}, after step {x:,.0f}")
 
-    def _fold_memory_snapshot(self, event: MemorySnapshot) -> None:
+    def _apply_memory_snapshot(self, event: MemorySnapshot) -> None:
         numbers = (
             *event.segments,
             *event.blocks,
@@ -321,7 +321,7 @@ class PanelState:
             self.snapshots[event.rank] = event
             self.num_snapshots += 1
 
-    def _fold_plan(self, event: LearningRatePlan, progress: RankProgress) -> None:
+    def _apply_plan(self, event: LearningRatePlan, progress: RankProgress) -> None:
         num_plans = sum(kind == "plan" for kind, _, _ in self.tables)
         rows = [
             (float(step) + progress.offset, float(rate)) for step, rate in zip(event.steps, event.rates, strict=True)
@@ -332,7 +332,7 @@ class PanelState:
         for row in rows:
             table.append(row)
 
-    def _fold_step(self, event: StepDone, progress: RankProgress) -> None:
+    def _apply_step(self, event: StepDone, progress: RankProgress) -> None:
         loss, rate, step_s, time = (
             float(event.loss), float(event.learning_rate), float(event.step_s), float(event.time)
         )  # fmt: skip
@@ -369,7 +369,7 @@ class PanelState:
             self.marks.add(x, "nan", event.rank)
         progress.is_nan = is_nan
 
-    def _fold_metric(self, event: MetricLogged, progress: RankProgress) -> None:
+    def _apply_metric(self, event: MetricLogged, progress: RankProgress) -> None:
         name, value = cap_text(str(event.name), 64), float(event.value)
         if name not in self.metrics and len(self.metrics) >= MAX_METRICS:
             raise ValueError(f"more than {MAX_METRICS} metrics")
@@ -381,7 +381,7 @@ class PanelState:
         self.metrics[name] = value
         self._record_time(progress, float(event.time), 0.0)
 
-    def _fold_memory(self, event: MemorySample, progress: RankProgress) -> None:
+    def _apply_memory(self, event: MemorySample, progress: RankProgress) -> None:
         time = float(event.time)
         if not math.isfinite(time):
             raise ValueError("a time must be finite")

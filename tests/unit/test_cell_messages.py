@@ -68,7 +68,10 @@ def test_a_rank_that_died_has_no_reply_of_its_own() -> None:
         ({"extra": 1}, "TaskReply lacks, or has no such fields: extra"),
         ({"error": {"type": "ValueError"}}, "ErrorReport lacks"),
         ({"error": ["ValueError"]}, "ErrorReport is not a mapping"),
-        ({"returned": {"kept": [], "rng": None, "weights": {}, "replaced": []}}, "kept of ReturnRecord"),
+        (
+            {"returned": {"not_returned": [], "rng": None, "weights": {}, "replaced": []}},
+            "not_returned of ReturnRecord",
+        ),
         ({"has_run": None}, "has_run of TaskReply"),
     ],
 )

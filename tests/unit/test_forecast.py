@@ -349,7 +349,7 @@ def test_a_request_is_read_with_the_run_s_own_flags() -> None:
     request = read_request(words.split(), "accel-nb estimate", in_notebook=False)
     assert request.inputs == (InputSpec(None, "float32", (3, 8, 8)),)
     assert request.label == InputSpec(None, "int64", ())
-    assert (request.batch_size, request.memory, request.form) == (64, 80 * GIB, "json")
+    assert (request.batch_size, request.memory, request.output_format) == (64, 80 * GIB, "json")
     config = request.config({})
     assert (config.gpus, config.precision) == (4, "bf16")
     assert request.other_devices(config) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]

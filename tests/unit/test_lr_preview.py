@@ -231,7 +231,7 @@ def test_a_run_reports_its_plan_once_and_trains_the_same(make: Any, each: str, a
     assert {step: planned[step] for step in both} == pytest.approx({step: given[step] for step in both})
     assert from_message(to_message(plan)) == plan
     state = PanelState("run", 1)
-    state.fold(sink.events)
+    state.apply(sink.events)
     assert list(state.tables["plan", 0, "0"].columns[1]) == list(plan.rates)
 
 
@@ -277,6 +277,6 @@ def test_a_forged_plan_is_dropped():
         LearningRatePlan(0, 1, 1.0, tuple(range(5000)), (0.1,) * 5000),
         *[LearningRatePlan(0, 1, 1.0, (1, 2), (0.1, 0.2))] * 10,
     ]
-    state.fold(plans)
+    state.apply(plans)
     assert len(state.tables) == 8
     assert state.num_dropped == 5

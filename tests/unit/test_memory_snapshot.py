@@ -190,7 +190,7 @@ def test_a_panel_sends_a_map_once_and_again_with_a_snapshot(monkeypatch: pytest.
 )
 def test_a_forged_map_is_dropped(changes: dict[str, Any]):
     state = PanelState("run", 2)
-    state.fold([snapshot_event(**changes)])
+    state.apply([snapshot_event(**changes)])
     assert not state.snapshots
     assert state.num_dropped == 1
 

@@ -421,8 +421,8 @@ def test_values_are_described_in_a_line():
 def test_a_panel_marks_and_says_what_was_done():
     state = PanelState("run", 1)
     for step in (1, 2, 12, 22):
-        state.fold([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
-    state.fold([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
+        state.apply([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
+    state.apply([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
     state.set_action_result("learning rate 0.1 -> 0.05, after step 12\n<b>")
     assert (state.marks[-1].kind, state.marks[-1].x) == ("control", 12)
     assert state.ranks.num_steps == 22, "a report stands for the steps since the last"

@@ -56,7 +56,7 @@ def diagnose(machine: Machine | None = None, signals: PlatformSignals | None = N
         *([] if tpu is None else [_tpu(tpu)]),
         *_compiler(),
         *_registry(),
-        *_kept_folder(platform, signals),
+        *_persistent_folder(platform, signals),
     ]
 
 
@@ -147,7 +147,7 @@ def _registry() -> Iterator[Finding]:
     yield Finding("warning", f"{why}: runs are not recorded; set XDG_STATE_HOME to another folder")
 
 
-def _kept_folder(platform: Platform, signals: PlatformSignals) -> Iterator[Finding]:
+def _persistent_folder(platform: Platform, signals: PlatformSignals) -> Iterator[Finding]:
     """Report the folder whose files outlive the session, on platforms that delete all others."""
     folder = platform.kept_folder
     if folder is None:

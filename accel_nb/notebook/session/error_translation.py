@@ -17,7 +17,7 @@ from accel_nb.pool.sync.stream import pickling
 from accel_nb.telemetry.events import MemorySample
 
 _FRESH_START = "the next cell starts with the notebook's values"
-_OF_OPTION = "_accel_nb_option_timeout"
+_IS_OPTION_TIMEOUT = "_accel_nb_option_timeout"
 _DEADLOCK = (
     "ranks waited in a collective that others never reach (their positions are above). A break or a branch that "
     "depends on a loss or a count may differ between ranks, since each has its own share of the samples: base it on a "
@@ -32,7 +32,7 @@ def error_from_answers(
     timeout_s: float | None,
     *,
     has_pool: bool = True,
-    remarks: Sequence[str] = (),
+    closing_lines: Sequence[str] = (),
     memory: Mapping[int, MemorySample] | None = None,
 ) -> BaseException | None:
     """Return the exception to raise for a request, or None if it succeeded.
@@ -46,7 +46,7 @@ def error_from_answers(
         logs: the output of each rank.
         timeout_s: the timeout that the request ran under.
         has_pool: whether dead workers could be replaced.
-        remarks: lines to show below the traceback.
+        closing_lines: lines to show below the traceback.
         memory: the last memory sample of each rank.
     """
     deaths = [answer for answer in answers if answer.death is not None and not answer.death.is_killed]
@@ -58,7 +58,7 @@ def error_from_answers(
     if reason == "timeout":
         words = f"the cell ran longer than its timeout of {timeout_s:g} s: {_describe_interrupt(answers)}"
         error = with_traceback(TimeoutError(words), [f"TimeoutError: {words}"])
-        setattr(error, _OF_OPTION, True)
+        setattr(error, _IS_OPTION_TIMEOUT, True)
         return error
     if reason == "deadlock":
         return PoolError(f"{_DEADLOCK}; {_describe_interrupt(answers)}")
@@ -66,12 +66,12 @@ def error_from_answers(
         return None
     if cause.death is not None:
         return _make_died_error(cause.rank, cause.death, answers, logs, memory or {}, has_pool=has_pool)
-    return _make_raised_error(cause, answers, remarks)
+    return _make_raised_error(cause, answers, closing_lines)
 
 
 def is_option_timeout(error: BaseException) -> bool:
     """Return whether the option ``timeout`` has ended the run. The cell's code may raise TimeoutError too."""
-    return getattr(error, _OF_OPTION, False)
+    return getattr(error, _IS_OPTION_TIMEOUT, False)
 
 
 def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
@@ -167,7 +167,7 @@ def _describe_last_memory(sample: MemorySample) -> str:
     )
 
 
-def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks: Sequence[str]) -> BaseException:
+def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], closing_lines: Sequence[str]) -> BaseException:
     raised = cause.reply.error
     assert raised is not None, "a rank that raised reports an error"
     error = _rebuild_error(raised)
@@ -185,7 +185,7 @@ def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks
     other += _describe_stacks(answers)
     ranks = [cause.rank, *same]
     head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"{ranks_text(ranks)} raised:"
-    return with_traceback(error, [head, *raised.traceback, *other, *remarks])
+    return with_traceback(error, [head, *raised.traceback, *other, *closing_lines])
 
 
 def _rebuild_error(raised: ErrorReport) -> BaseException:

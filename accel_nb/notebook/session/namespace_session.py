@@ -26,7 +26,7 @@ from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler
 from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME, ImportedChanges
 from accel_nb.notebook.session.log_handlers import seek_ends
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
-from accel_nb.notebook.session.own_modules import OwnModules
+from accel_nb.notebook.session.own_modules import SentUserModules
 from accel_nb.notebook.session.process_settings import apply_returned
 from accel_nb.notebook.session.replica_check import find_different_names
 from accel_nb.notebook.session.run_state import Cell, PackedCell
@@ -56,7 +56,7 @@ class NamespaceSession:
     _receiver: ResultReceiver = field(default_factory=ResultReceiver)
     _environment: EnvironmentSync = field(default_factory=EnvironmentSync)
     _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
-    _own_modules: OwnModules = field(default_factory=OwnModules)
+    _own_modules: SentUserModules = field(default_factory=SentUserModules)
     _imported: ImportedChanges = field(default_factory=ImportedChanges)
     _set_order: SetOrder = field(default_factory=lambda: SetOrder(has_same_hashes=has_fixed_hashes()))
     _pool: Pool | None = None
@@ -151,7 +151,7 @@ class NamespaceSession:
             codes = list(notebook_code_objects(self.namespace[name] for name in needed))
             lines += self._describe_differences(cell, resolved, needed, codes, prepared.sent_paths)
             modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
-            modules += self._own_modules.collect_loaded_by_hand()
+            modules += self._own_modules.collect_loaded_from_specs()
             chosen = resolved.config.ranks or range(pool.size)
             request = replace(
                 _request_of(cell, names, resolved),

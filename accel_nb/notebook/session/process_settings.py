@@ -400,7 +400,7 @@ def _set_warnings(entries: list[list[Any]]) -> None:
 
 
 def _find_category(module: str, name: str) -> type[Warning]:
-    """Return a class of warnings; one that stands for it if this process does not have it, or not yet."""
+    """Return a class of warnings; a placeholder if this process has not imported it."""
     parts = name.split(".")
     found: Any = functools.reduce(lambda owner, part: getattr(owner, part, None), parts, sys.modules.get(module))
     if isinstance(found, type):

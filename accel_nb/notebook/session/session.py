@@ -325,7 +325,7 @@ class Session:
             running.output.logs,
             running.config.timeout,
             has_pool=self._workers.pool is not None and self._workers.pool.state != "failed",
-            remarks=describe_out_of_memory(answers, dict(self.namespace), running.config, running.specs),
+            closing_lines=describe_out_of_memory(answers, dict(self.namespace), running.config, running.specs),
             memory=running.output.memory,
         )
 

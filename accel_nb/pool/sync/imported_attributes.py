@@ -158,8 +158,8 @@ def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> Impo
             elif _is_original(current, place):
                 _originals[place] = current
             content = content_of(value)
-            held = content_of(current) if is_changed_in_place(value) else None
-            if held is not None and content is not None and held[0] == content[0]:
+            old_content = content_of(current) if is_changed_in_place(value) else None
+            if old_content is not None and content is not None and old_content[0] == content[0]:
                 set_content(current, content[1])
             else:
                 setattr(owner, name, value)

@@ -119,14 +119,14 @@ class NamespaceSnapshot:
         }
         for name in weak:
             bound[name] = _to_weak(bound[name])
-        held = {
+        recorded = {
             path: RecordedObject(
                 _to_weak(value) if root_name(path) in weak else value, fingerprints.get(path), path in fingerprints
             )
             for found in (tracked, *referenced.values())
             for path, value in found.items()
         }
-        return cls(bound, held, shared, RecordedParts(objects), rebound, imported, misses)
+        return cls(bound, recorded, shared, RecordedParts(objects), rebound, imported, misses)
 
     def is_bound(self, name: str, value: Any) -> bool:
         """Return whether a name has the same object as before."""
@@ -152,7 +152,7 @@ class NamespaceSnapshot:
 
     def alive_objects(self) -> dict[str, Any]:
         """Return the recorded objects that are still alive, by path."""
-        found = {path: _resolve_weak(held.reference) for path, held in self.objects.items()}
+        found = {path: _resolve_weak(recorded.reference) for path, recorded in self.objects.items()}
         return {path: value for path, value in found.items() if value is not None}
 
     def shared_ids(self, changed: Collection[str] = ()) -> SharedObjects:
@@ -166,7 +166,7 @@ class NamespaceSnapshot:
         }
         changed = self._with_other_names(changed, objects)
         unchanged = {path: value for path, value in objects.items() if path not in changed}
-        fingerprints = {path: held.fingerprint for path, held in self.objects.items() if held.is_tracked}
+        fingerprints = {path: recorded.fingerprint for path, recorded in self.objects.items() if recorded.is_tracked}
         optimizer_parts = {
             path: found.content.parts if (found := fingerprints[path]) else OptimizerParts()
             for path, value in unchanged.items()
@@ -178,9 +178,9 @@ class NamespaceSnapshot:
     def contents(self) -> dict[str, Any]:
         """Return by path the contents in the fingerprints of objects that kernel and workers share."""
         return {
-            path: held.fingerprint.content
-            for path, held in self.objects.items()
-            if held.fingerprint is not None and root_name(path) in self.shared
+            path: recorded.fingerprint.content
+            for path, recorded in self.objects.items()
+            if recorded.fingerprint is not None and root_name(path) in self.shared
         }
 
     def drop_replaced(self) -> None:
@@ -273,13 +273,13 @@ def _resolve_weak(reference: Any) -> Any:
     return current_replacement(reference() if type(reference) is _WeakReference else reference)
 
 
-def tracked_fingerprint(value: Any, namespace: Namespace, refs: SharedObjects) -> Fingerprint | None:
+def tracked_fingerprint(value: Any, namespace: Namespace, shared: SharedObjects) -> Fingerprint | None:
     """Return the fingerprint of a value; None if its changes are not tracked."""
     if is_compared_by_identity(value):
         return None
     if is_loader(value):
-        return content_fingerprint(value, namespace, refs)
+        return content_fingerprint(value, namespace, shared)
     try:
-        return fingerprint_of(value, namespace, refs)
+        return fingerprint_of(value, namespace, shared)
     except Exception:  # a value that cannot be copied cannot be returned, so its changes are not tracked
-        return content_fingerprint(value, namespace, refs)
+        return content_fingerprint(value, namespace, shared)

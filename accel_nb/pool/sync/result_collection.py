@@ -44,7 +44,7 @@ from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.paths.function_caches import cached_functions, has_changeable_results
 from accel_nb.pool.sync.paths.object_paths import attribute_path, is_at_or_below, root_name
 from accel_nb.pool.sync.reductions.iterators import WAS_READ, is_generator_iterator, is_iterator
-from accel_nb.pool.sync.stream.pickling import TrialPickler, copyable_values
+from accel_nb.pool.sync.stream.pickling import CopyChecker, copyable_values
 from accel_nb.runtime.distributed.sharded import can_read_full, is_sharded
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -109,7 +109,7 @@ class ResultCollection:
         self._wanted = wanted
         self._relocated = relocated
         self._uncopied_before = uncopied
-        self._trial = TrialPickler(namespace, shared)
+        self._copy_checker = CopyChecker(namespace, shared)
 
     def add_new_values(self) -> None:
         """Add the values of the names that the cell has bound to other objects, and of wanted names."""
@@ -129,36 +129,36 @@ class ResultCollection:
             return
         if is_sharded(value) and before.is_in_tracked_module(value):
             return  # a sharded parameter is returned with its model
-        root, held = root_name(path), before.objects.get(path) or RecordedObject(value)
+        root, recorded = root_name(path), before.objects.get(path) or RecordedObject(value)
         is_wanted = root in self._wanted
         if root in self.delta.values and root not in before.shared:
             return
-        if not (held.is_tracked or is_wanted) or (path == root and self._hidden(root, value)):
+        if not (recorded.is_tracked or is_wanted) or (path == root and self._hidden(root, value)):
             return
         fingerprint = tracked_fingerprint(value, self.namespace, shared)
-        if fingerprint == held.fingerprint and not is_wanted and path not in self._relocated:
+        if fingerprint == recorded.fingerprint and not is_wanted and path not in self._relocated:
             return
-        known = held.fingerprint if held.is_tracked else fingerprint
-        if known and shared.has_moved(known.kind, value):
+        earlier = recorded.fingerprint if recorded.is_tracked else fingerprint
+        if earlier and shared.has_moved(earlier.kind, value):
             return  # the receiver's value is still a view of the object that was moved here
         if is_restructured:
-            assert known is not None, "a module with changed parts has a fingerprint"
-            self._add_restructured(path, value, known, is_wanted=is_wanted)
+            assert earlier is not None, "a module with changed parts has a fingerprint"
+            self._add_restructured(path, value, earlier, is_wanted=is_wanted)
             return
         is_read = is_generator_iterator(value) or (fingerprint is None and is_iterator(value))
-        if is_read and known and root in before.shared:
+        if is_read and earlier and root in before.shared:
             self.not_returned[path] = WAS_READ
-        elif root in before.shared and fingerprint and known and self._can_update(path, value, fingerprint, known):
-            self._add_update(path, value, fingerprint, known, is_wanted=is_wanted)
+        elif root in before.shared and fingerprint and earlier and self._can_update(path, value, fingerprint, earlier):
+            self._add_update(path, value, fingerprint, earlier, is_wanted=is_wanted)
         elif before.is_bound(root, self.namespace.get(root)) and not (fingerprint is None and "@" in path):
             self._add_whole(root, self.namespace[root], is_wanted=is_wanted)
             is_replaced = path == root and not isinstance(value, type)  # the parts of a class refer to it
             if is_replaced and root in before.shared and root in self.delta.values:
                 self.replaced.append(root)
 
-    def _can_update(self, path: str, value: Any, now: Fingerprint, known: Fingerprint) -> bool:
-        """Return whether the receiver's object at a path, with the fingerprint ``known``, can be changed in place."""
-        return is_optimizer(value) or (now.can_update(known) and path not in self._relocated)
+    def _can_update(self, path: str, value: Any, fingerprint: Fingerprint, earlier: Fingerprint) -> bool:
+        """Return whether the receiver's object at a path, with the fingerprint ``earlier``, can be changed in place."""
+        return is_optimizer(value) or (fingerprint.can_update(earlier) and path not in self._relocated)
 
     def finish(self, alive: Mapping[str, Any]) -> SharedObjects:
         """Drop changes of objects that are returned whole; return the ids of the objects that are not returned whole.
@@ -179,7 +179,7 @@ class ResultCollection:
                 if path not in self.not_returned and root_name(path) not in whole
             }
             outside = item_ids(contents, delta.items).merge(outside)
-        del self._trial  # it holds copies of values in other memory, such as a GPU's
+        del self._copy_checker  # it holds copies of values in other memory, such as a GPU's
         for name, value in delta.values.items():
             if is_module(value):
                 self.gradients.includes(name, value, is_wanted=name in self._wanted)
@@ -188,23 +188,23 @@ class ResultCollection:
 
     def _add_whole(self, name: str, value: Any, *, is_wanted: bool) -> None:
         """Add the value of a name, or the part of it that can be copied."""
-        trial, own = self._trial, self._shared.get(id(value))
+        copy_checker, own = self._copy_checker, self._shared.get(id(value))
         if own and own[1] == name:  # else another name of an object that the kernel holds
-            trial = TrialPickler(self.namespace, self._shared.select(lambda item: root_name(item[1]) != name))
+            copy_checker = CopyChecker(self.namespace, self._shared.select(lambda item: root_name(item[1]) != name))
         limit = None if is_wanted else LARGE_BYTES
-        reason = _try_value(value, trial, limit)
+        reason = _reason_not_to_return(value, copy_checker, limit)
         if reason is None:
             self.delta.values[name] = value
             return
-        part, uncopied = (None, {}) if own else _copyable_part(value, self.namespace, trial.shared)
-        if part is not None and _try_value(part, trial, limit) is None:
+        part, uncopied = (None, {}) if own else _copyable_part(value, self.namespace, copy_checker.shared)
+        if part is not None and _reason_not_to_return(part, copy_checker, limit) is None:
             self.delta.values[name] = part
             self._record_uncopied(name, value, uncopied)
         else:
             self.not_returned[name] = "" if _is_leftover(value) and not is_wanted else reason
 
-    def _add_restructured(self, path: str, module: Any, known: Fingerprint, *, is_wanted: bool) -> None:
-        """Add the parts and the whole state of a module whose parts have changed since the fingerprint ``known``."""
+    def _add_restructured(self, path: str, module: Any, earlier: Fingerprint, *, is_wanted: bool) -> None:
+        """Add the parts and the whole state of a module whose parts have changed since the fingerprint ``earlier``."""
         delta, shared = self.delta, self._shared
         earlier_paths = paths_before(module, self._before.module_parts.places_of(path), shared)
         delta.structures[path] = module_parts(module, earlier_paths)
@@ -212,23 +212,27 @@ class ResultCollection:
         if self.gradients.includes(path, module, is_wanted=is_wanted):
             delta.gradients[path] = gradient_state(module)
         delta.attributes[path] = module_attributes(
-            module, self.namespace, shared, known.content.attributes, earlier_paths
+            module, self.namespace, shared, earlier.content.attributes, earlier_paths
         )
-        delta.hooks[path] = changed_module_hooks(module, known.content.hooks)
+        delta.hooks[path] = changed_module_hooks(module, earlier.content.hooks)
 
-    def _add_update(self, path: str, value: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
-        """Add the changes since the fingerprint ``known``; with ``is_wanted`` the whole content whatever its size."""
+    def _add_update(
+        self, path: str, value: Any, fingerprint: Fingerprint, earlier: Fingerprint, *, is_wanted: bool
+    ) -> None:
+        """Add the changes since the fingerprint ``earlier``; with ``is_wanted`` the whole content whatever its size."""
         if is_module(value):
-            self._add_module(path, value, now, known, is_wanted=is_wanted)
+            self._add_module(path, value, fingerprint, earlier, is_wanted=is_wanted)
         elif is_optimizer(value):
-            self._add_optimizer(path, value, known, is_wanted=is_wanted)
+            self._add_optimizer(path, value, earlier, is_wanted=is_wanted)
         elif is_scheduler(value):
             self.delta.schedulers[path] = value.state_dict()
         else:
-            self._add_content(path, value, now, known, is_wanted=is_wanted)
+            self._add_content(path, value, fingerprint, earlier, is_wanted=is_wanted)
 
-    def _add_module(self, path: str, module: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
-        delta, content, before = self.delta, now.content, known.content
+    def _add_module(
+        self, path: str, module: Any, fingerprint: Fingerprint, earlier: Fingerprint, *, is_wanted: bool
+    ) -> None:
+        delta, content, before = self.delta, fingerprint.content, earlier.content
         if is_wanted or content.weights != before.weights:
             if is_state_sharded(module) and not can_read_full():
                 self.deferred_weights.add(root_name(path))
@@ -246,26 +250,28 @@ class ResultCollection:
         if is_wanted or content.hooks != before.hooks:
             delta.hooks[path] = changed_module_hooks(module, before.hooks)
 
-    def _add_optimizer(self, path: str, optimizer: Any, known: Fingerprint, *, is_wanted: bool) -> None:
+    def _add_optimizer(self, path: str, optimizer: Any, earlier: Fingerprint, *, is_wanted: bool) -> None:
         fits = is_wanted or optimizer_bytes(optimizer) <= LARGE_BYTES
         fits = fits and (can_read_full() or not is_state_sharded(optimizer))
         self.delta.optimizers[path] = optimizer_state(
-            optimizer, self.namespace, self._shared, with_tensors=fits, before=known.content
+            optimizer, self.namespace, self._shared, with_tensors=fits, before=earlier.content
         )
         if not fits:
             size = size_text(optimizer_bytes(optimizer))
             self.not_returned[path] = f"its state of {size} is {'divided' if is_state_sharded(optimizer) else 'large'}"
 
-    def _add_content(self, path: str, value: Any, now: Fingerprint, known: Fingerprint, *, is_wanted: bool) -> None:
+    def _add_content(
+        self, path: str, value: Any, fingerprint: Fingerprint, earlier: Fingerprint, *, is_wanted: bool
+    ) -> None:
         """Add the new content of a container, or of another object whose content can be set."""
         found = content_of(value)
         assert found is not None, "a value with a kind has content"
         limit = None if is_wanted or "@" in path else LARGE_BYTES
         content = found[1]
-        contents = changed_contents(known.content, now.content, self.namespace, self._shared)
-        items = item_ids({path: known.content}, {} if contents is None else {path: contents})
+        contents = changed_contents(earlier.content, fingerprint.content, self.namespace, self._shared)
+        items = item_ids({path: earlier.content}, {} if contents is None else {path: contents})
         sent = content if contents is None else (content, contents)
-        reason = _try_value(sent, TrialPickler(self.namespace, items.merge(self._shared)), limit)
+        reason = _reason_not_to_return(sent, CopyChecker(self.namespace, items.merge(self._shared)), limit)
         if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
             copyable, uncopied = _split_attributes(content.values, self.namespace, self._shared)
             self._record_uncopied(path, value, uncopied)
@@ -306,14 +312,14 @@ def _is_leftover(value: Any) -> bool:
     while waiting:
         item = waiting.pop()
         own = attributes_of(item) or {}
-        if any(is_training_object(held) or is_tensor(held) for held in own.values()):
+        if any(is_training_object(recorded) or is_tensor(recorded) for recorded in own.values()):
             return False
         is_progress = hasattr(type(item), "__iter__") and "iterable" in own and "disable" in own
         if is_progress or _has_ended(item):
             return True
         if is_iterator(item):
-            sources = [held for held in (*own.values(), *_sources(item)) if is_iterator(held)]
-            waiting += [held for held in sources if id(held) not in seen]
+            sources = [recorded for recorded in (*own.values(), *_sources(item)) if is_iterator(recorded)]
+            waiting += [recorded for recorded in sources if id(recorded) not in seen]
             seen.update(map(id, sources))
     return False
 
@@ -321,7 +327,7 @@ def _is_leftover(value: Any) -> bool:
 def _sources(iterator: Any) -> list[Any]:
     referents = gc.get_referents(iterator)
     if isinstance(iterator, zip | map):  # they end with the first of several, which are in a tuple
-        return [item for held in referents if isinstance(held, tuple) for item in held]
+        return [item for recorded in referents if isinstance(recorded, tuple) for item in recorded]
     return referents
 
 
@@ -365,15 +371,15 @@ def _has_plain_bytes(tensor: Any) -> bool:
     return not (is_sparse(tensor) or tensor.is_meta or tensor.is_quantized)
 
 
-def _try_value(value: Any, trial: TrialPickler, limit: int | None) -> str | None:
+def _reason_not_to_return(value: Any, copy_checker: CopyChecker, limit: int | None) -> str | None:
     """Return None if a value can be returned, else the reason why not."""
     try:
-        size = trial.num_bytes(value)
+        size = copy_checker.num_bytes(value)
     except Exception as error:
         reason = f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
         is_read = is_iterator(value) and not isinstance(value, io.IOBase)
         return f"{reason}; the next cell on the workers continues reading it" if is_read else reason
     if limit is not None and size > limit and not is_module(value):
-        trial.reset()  # the value is not sent, so what it contains counts in others
+        copy_checker.reset()  # the value is not sent, so what it contains counts in others
         return f"{size_text(size)} is large"
     return None

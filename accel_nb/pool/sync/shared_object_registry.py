@@ -57,7 +57,7 @@ _SUPERSEDED = object()
 
 
 _OWN_REFERENCES = 3
-"""Those of the namespace, of an entry, and of the argument of `sys.getrefcount`."""
+"""References by the namespace, by an entry, and by the argument of `sys.getrefcount`."""
 
 
 @dataclass(slots=True)
@@ -117,9 +117,9 @@ class SharedObjectRegistry:
             for path, entry in entries.items()
             if is_optimizer(entry.value)
         }
-        held = shared_ids({path: entry.value for path, entry in entries.items()}, parts)
+        ids = shared_ids({path: entry.value for path, entry in entries.items()}, parts)
         outdated = SharedObjects(dict.fromkeys(self._outdated_iterators, OUTDATED))
-        return self.imported.merge(outdated).merge(held)
+        return self.imported.merge(outdated).merge(ids)
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
         """Return the shared names; with ``namespace`` only those whose value is still the one that was sent."""
@@ -252,7 +252,7 @@ class SharedObjectRegistry:
     ) -> None:
         """Record that the workers now hold the notebook's values of the names of ``paths``.
 
-        ``checksums`` has by path those of the tensors of modules, where rank 0 has sent them with the weights.
+        ``checksums`` has by path of a module the checksums of its tensors, if rank 0 has sent them with the weights.
         """
         names = list(dict.fromkeys(root_name(path) for path in paths))
         moved = self.forget(names)
@@ -378,7 +378,7 @@ class SharedObjectRegistry:
             self._bindings.pop(name, None)
 
     def used_elsewhere(self, names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
-        """Return the shared ones of some names whose values something other than the name and this record refers to."""
+        """Return those of ``names`` whose shared values have references besides the name and this record."""
         found = []
         for name in names:
             entry = self._entries.get(name)
@@ -534,14 +534,16 @@ def _fingerprint(
     # The workers have prepared their model or optimizer: one with other parts, gradient hooks or methods is sent whole.
     if is_module(value):
         modules, tensors = list(value.modules()), list(value.parameters())
-        hooks = tuple(id(hook) for item in tensors for held in gradient_hooks(item).values() for hook in held.values())
+        hooks = tuple(
+            id(hook) for item in tensors for hook_dict in gradient_hooks(item).values() for hook in hook_dict.values()
+        )
         forwards = [forward for part in modules if (forward := users_forward(part)) is not None]
         own = Identities([*modules, *tensors, *forwards]), hooks
     elif is_optimizer(value):
         own = group_parameters(value), method_ids(value)
     elif is_scheduler(value):  # its state dict has no functions
-        held = (getattr(value, "optimizer", None), *getattr(value, "lr_lambdas", ()))
-        own = (Identities(item for item in held if is_optimizer(item) or isinstance(item, types.FunctionType)),)
+        referenced = (getattr(value, "optimizer", None), *getattr(value, "lr_lambdas", ()))
+        own = (Identities(item for item in referenced if is_optimizer(item) or isinstance(item, types.FunctionType)),)
     else:
         return fingerprint
     return Fingerprint((fingerprint.kind, own), fingerprint.content)

@@ -249,7 +249,7 @@ export type Query =
 
 export const PANEL_VERSION = 1 as const;
 
-export const SIDEBAR_VERSION = 2 as const;
+export const SIDEBAR_VERSION = 3 as const;
 
 export const MEAN_RANK = -1 as const;
 

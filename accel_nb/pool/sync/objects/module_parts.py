@@ -96,13 +96,13 @@ def module_parts(module: Any, before: Mapping[str, str]) -> dict[str, dict[str, 
     }
 
 
-def paths_before(module: Any, places: Mapping[int, str], known: Mapping[int, SharedId]) -> dict[str, str]:
+def paths_before(module: Any, places: Mapping[int, str], receiver_ids: Mapping[int, SharedId]) -> dict[str, str]:
     """Return the receiver's paths of submodules and parameters, by their present paths.
 
-    ``places`` are the former paths of parts by id, and ``known`` the ids of the objects that the receiver holds.
+    ``places`` are the former paths of parts by id, and ``receiver_ids`` the ids of the objects that the receiver holds.
     """
     parts = [(now, id(part)) for now, part in _placed_parts(module)]
-    return {now: places[key] for now, key in parts if key in places and key in known}
+    return {now: places[key] for now, key in parts if key in places and key in receiver_ids}
 
 
 def resolve_parts(module: Any, parts: Mapping[str, Mapping[str, Any]]) -> ResolvedParts:
@@ -119,6 +119,6 @@ def set_module_parts(parts: ResolvedParts) -> None:
             registry.update(content)
 
 
-def can_set_parts(module: Any, known: Mapping[int, SharedId]) -> bool:
+def can_set_parts(module: Any, receiver_ids: Mapping[int, SharedId]) -> bool:
     """Return whether the parts of a shared module can be changed in place; those of TorchScript cannot."""
-    return id(module) in known and all(isinstance(vars(part).get("_modules"), dict) for part in module.modules())
+    return id(module) in receiver_ids and all(isinstance(vars(part).get("_modules"), dict) for part in module.modules())
