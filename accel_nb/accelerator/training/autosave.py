@@ -28,7 +28,8 @@ class Autosave:
 
     ``save`` begins a save in the background. ``is_behind`` returns whether the previous save is still being written and
     will take long: a new one is then postponed, so that the training does not wait for the disk. ``num_steps`` returns
-    the number of steps so far; a save is due every ``steps`` steps, or every ``seconds`` seconds.
+    the number of steps so far; a save is due every ``steps`` steps, or every ``seconds`` seconds. ``on_stop`` is called
+    before a stop raises KeyboardInterrupt.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Autosave:
         steps: int | None = None,
         seconds: float | None = None,
         is_behind: Callable[[], bool] = lambda: False,
+        on_stop: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._comm = comm
@@ -48,6 +50,7 @@ class Autosave:
         self._steps = steps
         self._seconds = seconds
         self._is_behind = is_behind
+        self._on_stop = on_stop
         self._clock = clock
         self._request: _Request = _NOTHING
         # The steps and times of the last boundary, the last save and the last exchange.
@@ -82,7 +85,12 @@ class Autosave:
         self._request = max(self._request, _SAVE)
 
     def request_stop(self) -> bool:
-        """Request that every rank saves and stops at a boundary; return False if none is expected soon. Thread-safe."""
+        """Request that every rank saves and stops at a boundary; return False if none is expected soon. Thread-safe.
+
+        It stops once in a run: the request of another rank may have done it already.
+        """
+        if self.stopped_step is not None:
+            return True
         self._request = _STOP
         return self.has_reached_boundary and self._clock() - self._reached_at <= max(
             _EXPECTED_WITHIN_S, _EXPECTED_WITHIN_STEPS * self._step_s
@@ -126,12 +134,13 @@ class Autosave:
         self._saved_at = self._clock()
 
     def _stop(self, step: int) -> None:
-        self.stopped_step = step
+        self.stopped_step, self._request = step, _NOTHING
         if step != self._saved_step:
             try:
                 self.save_now(step)
             except CheckpointError as error:
                 self.problem = str(error)
+        self._on_stop()
         raise KeyboardInterrupt
 
     def _due_after(self, step: int) -> int | None:

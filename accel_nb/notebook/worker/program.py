@@ -75,7 +75,12 @@ class CellProgram:
         self._namespace: dict[str, Any] = self._shell.user_ns
         self._shell_names = frozenset(self._namespace)
         self._result_sender = ResultSender(worker.payloads)
-        self._control_receiver = ControlReceiver(worker.report_action_done, self._describe_name, self._map_memory)
+        self._control_receiver = ControlReceiver(
+            worker.report_action_done,
+            self._describe_name,
+            self._map_memory,
+            lambda: worker.report_interrupt(is_raised=True),
+        )
         self._accelerators = CellAccelerators(worker, self._namespace)
         self._options: tuple[str, Resolved] | None = None
         self._variables: dict[str, str | None] = {}
@@ -221,8 +226,8 @@ class CellProgram:
                 lines = [*lines, hint]
             report = make_error_report(error, lines, self._namespace)
             return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
-        if request.is_partial:
-            return "done", TaskReply()
+        if request.is_partial or self._worker.was_interrupted:
+            return "done", TaskReply(was_interrupted=self._worker.was_interrupted)
         fingerprints = tuple(known.fingerprint() for known in self._accelerators.open())
         return "done", TaskReply(fingerprints=fingerprints, values=self._digest_values(request))
 
