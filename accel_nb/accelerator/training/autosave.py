@@ -78,6 +78,8 @@ class Autosave:
         self.num_postponed = 0
         # After which step the run was stopped, and the error if that step was not saved.
         self.stopped_step: int | None = None
+        # Whether another rank's request has stopped this one before its own arrived.
+        self._has_stopped_early = False
         self.problem: str | None = None
 
     def request_save(self) -> None:
@@ -85,11 +87,9 @@ class Autosave:
         self._request = max(self._request, _SAVE)
 
     def request_stop(self) -> bool:
-        """Request that every rank saves and stops at a boundary; return False if none is expected soon. Thread-safe.
-
-        It stops once in a run: the request of another rank may have done it already.
-        """
-        if self.stopped_step is not None:
+        """Request that every rank saves and stops at a boundary; return False if none is expected soon. Thread-safe."""
+        if self._has_stopped_early:
+            self._has_stopped_early = False
             return True
         self._request = _STOP
         return self.has_reached_boundary and self._clock() - self._reached_at <= max(
@@ -134,6 +134,7 @@ class Autosave:
         self._saved_at = self._clock()
 
     def _stop(self, step: int) -> None:
+        self._has_stopped_early = self._request != _STOP
         self.stopped_step, self._request = step, _NOTHING
         if step != self._saved_step:
             try:
