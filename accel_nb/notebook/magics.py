@@ -139,7 +139,8 @@ class AccelerateMagics(Magics):
         try:
             self.session.collect_background()
         except Exception as error:  # assigning to the user's objects may raise anything; the next cell runs anyway
-            print(f"the results of the run in the background could not be applied: {error}", file=sys.stderr)
+            text = error_text(error)
+            print(f"the results of the run in the background could not be applied: {text}", file=sys.stderr)
 
     def release_unused(self, result: object) -> None:
         """Free values that a cell has deleted or replaced, as it ends."""

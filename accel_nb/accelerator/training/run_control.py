@@ -58,12 +58,15 @@ class ControlReceiver:
         report: Callable[[int, int, str], object],
         describe_name: Callable[[str], str],
         report_memory_snapshot: Callable[[int], str] = lambda step: NO_MEMORY_SNAPSHOT,
+        report_interrupt: Callable[[], object] = lambda: None,
     ) -> None:
         """Create a receiver without actions.
 
         ``report`` is called with an action's number, the step and the outcome. ``describe_name`` returns a description
         of a variable. ``report_memory_snapshot`` reports a snapshot of memory after a step and returns the outcome.
+        ``report_interrupt`` is called before an interrupt is raised at the end of a step.
         """
+        self.report_interrupt = report_interrupt
         self._report = report
         self._describe_name = describe_name
         self._report_memory_snapshot = report_memory_snapshot
