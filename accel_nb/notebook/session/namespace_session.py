@@ -244,6 +244,7 @@ class NamespaceSession:
         Names whose values changed are added to ``changed_names``.
         """
         lines: list[str] = []
+        does_the_same, returned_names = self._has_equal_ranks, set[str]()
         for answer in answers:
             lines += apply_returned(answer.reply.settings)
             self._environment.record_returned(answer.reply.settings)
@@ -262,6 +263,7 @@ class NamespaceSession:
             if keep_output(self.namespace, is_of_this_cell=changed_names is None):
                 self._registry.record_deleted([OUTPUT_NAME])
             arrived = {root_name(name) for name in (*names, *received.removed)}
+            returned_names |= arrived
             if changed_names is not None:
                 changed_names |= arrived
             has_earlier = any(
@@ -297,7 +299,10 @@ class NamespaceSession:
             lines += outdated.values()
             lines += [] if received.items is None else received.items.describe_other_uses(outdated)
         self._registry.record_different(find_different_names(list(answers)))
-        if not self._has_equal_ranks or not all(answer.is_complete for answer in answers):
+        is_complete = all(answer.is_complete for answer in answers)
+        if does_the_same and not is_complete and len(answers) > 1:
+            self._registry.record_unequal(returned_names)
+        if not self._has_equal_ranks or not is_complete:
             self._registry.record_rank_dependent()
         return lines
 

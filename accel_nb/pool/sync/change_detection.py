@@ -6,7 +6,7 @@ import functools
 import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accel_nb.pool.sync.contents.content_kinds import ObjectAttributes, content_of
@@ -163,6 +163,15 @@ def fingerprint_of(
     if items := changeable_items(value):
         return Fingerprint(kind, items_content(content, items, namespace, shared))
     return Fingerprint(kind, digest(content, namespace=namespace, shared=shared))
+
+
+def outdated_fingerprint(value: Any, known: Fingerprint) -> Fingerprint:
+    """Return a fingerprint of a value's kind with a content that equals none, so that all of it is sent again."""
+    if is_module(value):
+        return Fingerprint(known.kind, replace(known.content, weights=None, gradients=None))
+    if is_optimizer(value):
+        return Fingerprint(known.kind, replace(known.content, tensors=None))
+    return Fingerprint(known.kind, None)
 
 
 def is_compared_by_identity(value: Any) -> bool:
