@@ -54,7 +54,7 @@ class SequenceExchange:
 
     def replicate(self, whole: Tensor) -> Tensor:
         """Return a whole tensor, for computation with shards: its gradient is the average over the ranks."""
-        return _Share.apply(whole, self)  # pyright: ignore[reportReturnType]
+        return _Replicate.apply(whole, self)  # pyright: ignore[reportReturnType]
 
     def gather(self, shard: Tensor, dim: int, length: int) -> Tensor:
         """Return all ranks' shards, for computation with this rank's; the gradient of a shard is summed over ranks."""
@@ -62,11 +62,11 @@ class SequenceExchange:
 
     def gather_sequence(self, shard: Tensor, dim: int, other: int, length: int) -> Tensor:
         """Return the whole sequence ``dim`` for this rank's shard of the dim ``other``, such as heads (all-to-all)."""
-        return _Swap.apply(shard, self, other, dim, shard.shape[other], length)  # pyright: ignore[reportReturnType]
+        return _AllToAll.apply(shard, self, other, dim, shard.shape[other], length)  # pyright: ignore[reportReturnType]
 
     def scatter_sequence(self, part: Tensor, dim: int, other: int, number: int) -> Tensor:
         """Undo `gather_sequence`: return this rank's shard of the sequence, and all ``number`` items of ``other``."""
-        return _Swap.apply(part, self, dim, other, part.shape[dim], number)  # pyright: ignore[reportReturnType]
+        return _AllToAll.apply(part, self, dim, other, part.shape[dim], number)  # pyright: ignore[reportReturnType]
 
     def all_set(self, flag: bool) -> bool:
         """Return whether the flag is set on all ranks."""
@@ -126,7 +126,7 @@ class _Join(Function):
         return own * exchange.size, None, None, None
 
 
-class _Share(Function):
+class _Replicate(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange) -> Tensor:
         ctx.exchange = exchange
@@ -145,7 +145,7 @@ class _Average(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Share.apply(gradients[0], ctx.exchange), None
+        return _Replicate.apply(gradients[0], ctx.exchange), None
 
 
 class _Gather(Function):
@@ -171,7 +171,7 @@ class _Sum(Function):
         return _Gather.apply(gradients[0], *ctx.facts), None, None
 
 
-class _Swap(Function):
+class _AllToAll(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -187,4 +187,4 @@ class _Swap(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Swap.apply(gradients[0], *ctx.facts), None, None, None, None, None
+        return _AllToAll.apply(gradients[0], *ctx.facts), None, None, None, None, None
