@@ -47,6 +47,7 @@ class TrainingRun:
         self._sink = sink
         self._options = options
         self._autosave: Autosave | None = None
+        self._receiver = receiver
         self._run_controller = None if receiver is None else RunController(receiver, stepper, stepper.meter)
         self._state: TrainingState | None = None
         self._resumer: RunResumer | None = None
@@ -192,9 +193,14 @@ class TrainingRun:
             steps=steps,
             seconds=seconds,
             is_behind=lambda: state.is_behind,
+            on_stop=self._report_interrupt,
         )
         if self._run_controller is not None:
             self._run_controller.autosave = self._autosave
+
+    def _report_interrupt(self) -> None:
+        if self._receiver is not None:
+            self._receiver.report_interrupt()
 
     def request_checkpoint(self) -> None:
         """Save at the end of a step soon; safe in signal handlers and threads."""

@@ -30,7 +30,7 @@ _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
 
 
-class _Listed(EnumMeta):
+class _ListMeta(EnumMeta):
     """Metaclass of enumerations: `list` returns the values, and ``in`` accepts values."""
 
     def list(cls) -> list[str]:
@@ -41,7 +41,7 @@ class _Listed(EnumMeta):
         return value in [member.value for member in cls]  # type: ignore[var-annotated]
 
 
-class TextEnum(str, Enum, metaclass=_Listed):
+class TextEnum(str, Enum, metaclass=_ListMeta):
     """Base of enumerations whose members are strings and are formatted as such."""
 
     def __str__(self) -> str:

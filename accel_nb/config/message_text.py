@@ -27,6 +27,12 @@ def path_text(path: str | os.PathLike[str]) -> str:
     return text if len(text) <= 300 else "..." + text[-297:]
 
 
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as in ``rank 1``, ``ranks 0 and 2`` or ``ranks 0, 1 and 3``."""
+    *most, last = map(str, sorted(ranks))
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+
+
 def did_you_mean(name: str, known: Mapping[str, str] | Iterable[str]) -> str:
     """Return ``"; did you mean X?"`` with the nearest known name, or an empty string.
 

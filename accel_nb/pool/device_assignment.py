@@ -109,12 +109,12 @@ class DeviceReservations:
 
     @contextmanager
     def reserving_next(
-        self, place: Callable[[int], tuple[WorkerSpec, ...]]
+        self, assign: Callable[[int], tuple[WorkerSpec, ...]]
     ) -> Iterator[tuple[tuple[WorkerSpec, ...], int]]:
-        """Reserve GPUs for the block; yield the specs of ``place(number of reserved GPUs)`` and their first GPU."""
+        """Reserve GPUs for the block; yield the specs of ``assign(number of reserved GPUs)`` and their first GPU."""
         with self._lock:
             first = max((first + count for first, count in self._reserved.items()), default=0)
-            specs = place(first)
+            specs = assign(first)
             count = _num_gpus(specs)
             if count:
                 self._reserved[first] = count
@@ -132,8 +132,8 @@ class DeviceReservations:
         with self._lock:
             first = min(self._reserved, default=count)
             if first < count:
-                fewer = f", or ask for --gpus {first}" if first else ""
-                raise PoolError(f"GPU {first} is held by a launch that runs now; wait until it has ended{fewer}")
+                fewer = f", or use --gpus {first}" if first else ""
+                raise PoolError(f"GPU {first} is in use by a launch that runs now; wait until it has ended{fewer}")
             if count:
                 self._reserved[0] = count
         return lambda: self._release(0, count)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def test_every_command_prints_help(command: str, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr()
     assert (status, shown.err) == (0, "")
     assert f"accel-nb {command}" in shown.out
+
+
+def test_the_version_is_printed_by_its_flag_and_by_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"accel_nb {version('accel_nb')}\n"
+    assert main(["doctor"]) == 0
+    assert f"[  ok] accel_nb {version('accel_nb')}\n" in capsys.readouterr().out
 
 
 def test_json_has_the_facts_of_the_text_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from accel_nb.accelerator.model_division.argument_changes import (
     copied_arguments,
 )
 from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsInForward
-from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
+from accel_nb.accelerator.model_division.batch_norm import means_with_deviations, synchronized_batch_norm
 from accel_nb.accelerator.model_division.call_observers import has_modes, has_profiler, has_saved_tensor_hooks
 from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsByState
 from accel_nb.accelerator.model_division.forward_only import drop_saved_tensors
@@ -39,6 +39,7 @@ from accel_nb.accelerator.model_division.reachable_state import find_trained_out
 from accel_nb.accelerator.model_division.related_outputs import RelatedOutputs
 from accel_nb.accelerator.model_division.row_layout import (
     OWN_GRADIENTS,
+    TOO_FEW_ROWS,
     TRAINS_IN_FORWARD,
     DivisionRefusal,
     Reduction,
@@ -178,7 +179,7 @@ class DividedCalls:
             return self._compute_whole(forward, args, kwargs)
         number = layout.num_rows(list(find_tensors([args, kwargs])))
         if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
-            self.undivided[name] = _TOO_FEW_ROWS
+            self.undivided[name] = TOO_FEW_ROWS
             return self._compute_whole(forward, args, kwargs)
         call = _Call(model, forward, args, kwargs, layout, number)
         is_compared = layout.random_problem is None and not (self._has_stages or self._is_compiled_model(model))
@@ -645,7 +646,8 @@ def _difference(
         return "the kind of its output depends on the batch"
     if not is_equal(rows, whole, tolerance, _ROUNDING_FACTOR):
         return "it computes with several samples together"
-    if effects.keys() != whole_effects.keys() or not is_equal(effects, whole_effects, tolerance, _ROUNDING_FACTOR):
+    own, other = means_with_deviations(effects), means_with_deviations(whole_effects)
+    if effects.keys() != whole_effects.keys() or not is_equal(own, other, tolerance, _ROUNDING_FACTOR):
         return "its state or its random numbers depend on the batch as a whole"
     return None
 
@@ -670,8 +672,6 @@ def _trained_parameters(model: nn.Module) -> Iterator[Tensor]:
     for part in model.modules():
         yield from (value for value in part._parameters.values() if value is not None and value.requires_grad)
 
-
-_TOO_FEW_ROWS = DivisionRefusal("a batch has too few rows", is_final=False)
 
 _SHARDED_IN_THREAD = (
     "{name} is called in a thread that the cell has started: each worker holds a shard of it, and threads of several "

@@ -37,6 +37,8 @@ from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tenso
 NUM_CHECKED = 5
 """Number of rows that a check computes, once together and once in two parts; the second part has one row more."""
 
+_MIN_CHECKED = NUM_CHECKED - 1
+
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _CODE = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type, nn.Module
@@ -86,6 +88,7 @@ class DivisionRefusal:
     """Whether the reason holds for other batches too."""
 
 
+TOO_FEW_ROWS = DivisionRefusal("a batch has too few rows", is_final=False)
 TRAINS_IN_FORWARD = "its code runs a backward pass or steps an optimizer"
 OWN_GRADIENTS = "its code computes or reads gradients of its own"
 
@@ -146,7 +149,10 @@ def find_layout(
     if not all(map(is_divisible, tensors)):
         return DivisionRefusal("it takes tensors of a subclass, or sparse or quantized ones")
     refusal: DivisionRefusal | None = None
-    for dims, total in _candidates(tensors, batch_size):
+    sizes = _possible_sizes(tensors, batch_size)
+    if sizes and max(sizes) < _MIN_CHECKED:
+        return TOO_FEW_ROWS
+    for dims, total in _candidates(tensors, sizes):
         check = _LayoutCheck(
             model,
             forward,
@@ -168,18 +174,22 @@ def find_layout(
     return refusal or DivisionRefusal("no dim of its inputs is that of the samples")
 
 
-def _candidates(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[tuple[tuple[int | None, ...], int]]:
-    """Yield candidates for the dims of the rows, the likeliest first, each with the number of rows."""
+def _possible_sizes(tensors: Sequence[Tensor], batch_size: int | None) -> list[int]:
+    """Return sizes that may be the number of rows, the likeliest first."""
     first = next((tensor for tensor in tensors if tensor.dim()), None)
     if first is None:
-        return
+        return []
     sizes = [batch_size] if batch_size and any(batch_size in tensor.shape for tensor in tensors) else []
-    sizes += [first.shape[0]] if first.shape[0] not in sizes else []
+    return [*sizes, first.shape[0]] if first.shape[0] not in sizes else sizes
+
+
+def _candidates(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Iterator[tuple[tuple[int | None, ...], int]]:
+    """Yield candidates for the dims of the rows, the likeliest first, each with the number of rows."""
     seen: set[tuple[int | None, ...]] = set()
     for size in sizes:
         for is_second in (False, True):
             dims = tuple(_find_dim(tensor, size, is_second) for tensor in tensors)
-            if size >= NUM_CHECKED - 1 and dims not in seen and any(dim is not None for dim in dims):
+            if size >= _MIN_CHECKED and dims not in seen and any(dim is not None for dim in dims):
                 seen.add(dims)
                 yield dims, size
 

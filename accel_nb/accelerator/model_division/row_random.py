@@ -173,10 +173,11 @@ class RowRandom(TorchDispatchMode):
 
 def _draws_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a call draws random numbers: dropout in evaluation mode, and attention without dropout, do not."""
-    names = [item.name for item in func._schema.arguments]
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    if "dropout_p" in bound or "dropout_p" in names:
-        return bool(bound.get("dropout_p", 0.0))
-    if "dropout" in names and "train" in names:
-        return bool(bound.get("dropout")) and bool(bound.get("train"))
-    return not ("train" in names and bound.get("train") is False)
+    arguments = func._schema.arguments
+    passed = dict(zip([argument.name for argument in arguments], args, strict=False)) | dict(kwargs)
+    bound = {argument.name: argument.default_value for argument in arguments} | passed  # defaults are not passed
+    if "dropout_p" in bound:
+        return bool(bound["dropout_p"])
+    if "dropout" in bound and "train" in bound:
+        return bool(bound["dropout"]) and bool(bound["train"])
+    return bound.get("train") is not False and bound.get("training") is not False

@@ -115,7 +115,7 @@ class PlainCells:
         self,
         *,
         may_depend_on_rank: bool = False,
-        is_partial: bool = False,
+        is_on_some_ranks: bool = False,
         first_rank: int = 0,
         entropy: int | None = None,
         namespace: dict[str, Any] | None = None,
@@ -127,7 +127,7 @@ class PlainCells:
         ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, rank
         0's version of a file that every rank writes is kept, and generators without a seed get the same seed
         on all ranks, which pass the same ``entropy``.
-        A cell that ``is_partial`` runs on some ranks only: each computes by itself and runs the commands, and
+        With ``is_on_some_ranks`` only some ranks run the cell: each computes by itself and runs the commands, and
         ``first_rank``, the lowest of them, writes the files. The replacements apply to the whole process until the
         block ends.
         ``at_end`` is called last; files that it writes are the cell's. Names of ``namespace`` that the cell has bound
@@ -137,23 +137,23 @@ class PlainCells:
         self._passes.needs_check = True
         self._passes.has_unused_gradients = False
         self.last_share = None
-        self._preparation.begin_cell(is_partial=is_partial)
+        self._preparation.begin_cell(is_on_some_ranks=is_on_some_ranks)
         self._loops.begin_cell()
         self._loss_check.begin()
-        self._division.begin_cell(may_depend_on_rank=may_depend_on_rank, is_partial=is_partial)
+        self._division.begin_cell(may_depend_on_rank=may_depend_on_rank, is_on_some_ranks=is_on_some_ranks)
         self._shared_seeds.begin(None if may_depend_on_rank else entropy)
         is_divided = self._accelerator.components.data_world.size > 1
         self._divided_calls.is_on = is_divided and self._division.divides_models
         accelerator = self._accelerator
         world = accelerator.components.world
-        writes_paths = is_partial and world.rank == first_rank
+        writes_paths = is_on_some_ranks and world.rank == first_rank
         with ExitStack() as stack:
             stack.callback(self._functions.restore, namespace or {})
-            if self._writes_once and not is_partial:
+            if self._writes_once and not is_on_some_ranks:
                 self._files.begin_cell(entropy)
-            self._replace_functions(stack, is_partial=is_partial)
+            self._replace_functions(stack, is_on_some_ranks=is_on_some_ranks)
             if self._writes_once and not writes_paths:
-                self._files.replace_writes(stack, self._functions, is_partial=is_partial)
+                self._files.replace_writes(stack, self._functions, is_on_some_ranks=is_on_some_ranks)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
             for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
@@ -182,7 +182,7 @@ class PlainCells:
         batch = self._accelerator.resolved.config.batch or "global"
         return self._accelerator.prepare_jointly(objects, batch=batch, loops=self._loops)
 
-    def _replace_functions(self, stack: ExitStack, *, is_partial: bool) -> None:
+    def _replace_functions(self, stack: ExitStack, *, is_on_some_ranks: bool) -> None:
         accelerator = self._accelerator
         map_device, clip = make_device_mapping(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         functions, replace = self._functions, self._functions.replace
@@ -205,7 +205,7 @@ class PlainCells:
             components = accelerator.components
             comm, mesh = components.comm, components.groups.mesh
             sharded_code.adapt_to_sharding(
-                stack, replace, comm, mesh, strategy.check_graph_can_be_kept, is_partial=is_partial
+                stack, replace, comm, mesh, strategy.check_graph_can_be_kept, is_on_some_ranks=is_on_some_ranks
             )
         self._held_gradients.replace_functions(stack, replace)
         collect_factories()
@@ -223,7 +223,7 @@ class PlainCells:
             )
             functions.replace_all(self._shared_seeds.replacements())
         # Otherwise ranks may read different samples, or only some ranks run the cell.
-        if self._writes_once and self._division.mode != "data" and not is_partial:
+        if self._writes_once and self._division.mode != "data" and not is_on_some_ranks:
             self._files.replace_commands(stack, functions)
 
     def _prepared_parameters(self) -> Iterator[nn.Parameter]:

@@ -64,7 +64,7 @@ class LoopDivision:
         self._used = used
         self.mode: str = accelerator.resolved.config.divide
         """The option ``divide``, as it applies to the current cell."""
-        self._is_partial = False
+        self._is_on_some_ranks = False
         self.has_read_shares = False
         """Whether a loop has read shares, and no later cell whole batches: what the ranks have counted is of shares."""
         self.has_read_both = False
@@ -81,16 +81,16 @@ class LoopDivision:
         """Whether calls of models may be divided."""
         return self.mode in ("auto", "model")
 
-    def begin_cell(self, *, may_depend_on_rank: bool, is_partial: bool) -> None:
+    def begin_cell(self, *, may_depend_on_rank: bool, is_on_some_ranks: bool) -> None:
         """Reset for a new cell.
 
         With ``divide=auto`` a cell that ``may_depend_on_rank`` gets data division: its calls may differ among ranks.
-        Nothing is divided in a cell that ``is_partial``, which runs on some ranks only.
+        With ``is_on_some_ranks``, when only some ranks run the cell, nothing is divided.
         """
         wanted = self._accelerator.resolved.config.divide
         self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
-        self.mode = "none" if is_partial else self.mode
-        self._is_partial = is_partial
+        self.mode = "none" if is_on_some_ranks else self.mode
+        self._is_on_some_ranks = is_on_some_ranks
         self._stepper.computes_in_main_thread = self._comm.world.size > 1 and self.mode != "data"
         self.has_read_both = False
         self._loops.clear()
@@ -138,7 +138,7 @@ class LoopDivision:
 
     def synchronize_rng(self) -> None:
         """Set the random states of all ranks to rank 0's, if they differ; every rank of the cell must call."""
-        if self._stepper.has_rank_rng and not self._is_partial:
+        if self._stepper.has_rank_rng and not self._is_on_some_ranks:
             synchronize_rng_states(("python", "numpy", "torch"))
             self._accelerator.note_equal_rng()
 

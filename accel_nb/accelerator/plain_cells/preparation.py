@@ -60,12 +60,12 @@ class Preparation:
         self._has_unnamed_objects = False
         self._is_reported = True
         # Whether the cell runs on some ranks only: to prepare is a collective of all.
-        self._is_partial = False
+        self._is_on_some_ranks = False
         self._lazy_models = LazyModels(accelerator)
 
-    def begin_cell(self, *, is_partial: bool) -> None:
-        """Reset for a new cell; nothing is prepared in one that ``is_partial``, which runs on some ranks only."""
-        self._is_reported, self._is_partial = False, is_partial
+    def begin_cell(self, *, is_on_some_ranks: bool) -> None:
+        """Reset for a new cell. With ``is_on_some_ranks`` only some ranks run the cell, and nothing is prepared."""
+        self._is_reported, self._is_on_some_ranks = False, is_on_some_ranks
         self.used.clear()
         self._callers.clear()
         self._led_by_user.clear()
@@ -76,7 +76,7 @@ class Preparation:
         Prepared objects that are no longer referenced are released.
         """
         self._namespace = namespace
-        if self._is_partial:
+        if self._is_on_some_ranks:
             return UnpreparedObjects()
         self._lazy_models.begin_statement()
         release_unreachable(self._accelerator, namespace)
@@ -120,7 +120,7 @@ class Preparation:
 
         ``iterated`` are loaders that are being iterated; possibly no name references them.
         """
-        if self._is_partial or self._unstepped or not (self._pending or self._has_unnamed_objects):
+        if self._is_on_some_ranks or self._unstepped or not (self._pending or self._has_unnamed_objects):
             return
         if self._pending:  # a new optimizer may step layers that a model did not have
             self._accelerator.components.preparer.refresh()

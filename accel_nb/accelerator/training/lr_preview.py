@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from accel_nb.accelerator.training.pure_function import is_pure
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.runtime.tensors.instance_patching import innermost_class
-from accel_nb.telemetry.events import EventSink, RatePlanned
+from accel_nb.telemetry.events import EventSink, LearningRatePlan
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _ITERATIVE = (schedules.MultiplicativeLR, schedules.CosineAnnealingWarmRestarts)
 
 
 class RatePreview:
-    """Reports a `RatePlanned` once in a run, as soon as the interval between steps of the schedule is known.
+    """Reports a `LearningRatePlan` once in a run, as soon as the interval between steps of the schedule is known.
 
     It is known at the first call if one step, or one epoch, was made before; otherwise at the second call. Runs on
     rank 0 only.
@@ -108,7 +108,7 @@ class RatePreview:
         if rates:
             number = self._stepper.meter.run_step
             steps, values = _over_steps(rates, number, num_steps)
-            self._sink.emit(RatePlanned(self._rank, number, time.time(), steps, values))
+            self._sink.emit(LearningRatePlan(self._rank, number, time.time(), steps, values))
 
 
 def preview_learning_rates(

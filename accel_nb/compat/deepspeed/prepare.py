@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.compat.deepspeed.config import DummyOptim, DummyScheduler
-from accel_nb.compat.deepspeed.plugin import AUTO, CLIPPED, DeepSpeedPlugin
+from accel_nb.compat.deepspeed.plugin import AUTO, DEFAULT_MAX_NORM, DeepSpeedPlugin
 from accel_nb.compat.hf_utils import parse_flag_from_env
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import MisuseError
@@ -95,7 +95,7 @@ def without_placeholders(
     found = list(objects)
     for item in found:
         if isinstance(item, nn.Module):
-            _make_whole(item)
+            _undo_partitioning(item)
     _check(found, plugin.deepspeed_config)
     _fill(found, accelerator, plugin)
     made = {
@@ -112,7 +112,7 @@ def without_placeholders(
     return tuple(replaced.get(id(item), item) for item in found), list(schedules.values())
 
 
-def _make_whole(model: nn.Module) -> None:
+def _undo_partitioning(model: nn.Module) -> None:
     """Undo the division of a model that was built under ``deepspeed.zero.Init``, as transformers builds for stage 3.
 
     `Accelerator.prepare` divides it again, by its own options.
@@ -125,14 +125,16 @@ def _make_whole(model: nn.Module) -> None:
     with zero.GatheredParameters(divided):
         whole = [value.data.clone() for value in divided]
     for value, data in zip(divided, whole, strict=True):
-        of_deepspeed = [name for name, held in vars(value).items() if name.startswith("ds_") or _is_theirs(held)]
+        of_deepspeed = [
+            name for name, item in vars(value).items() if name.startswith("ds_") or _is_deepspeed_object(item)
+        ]
         for name in of_deepspeed:
             delattr(value, name)
         value.data = data
 
 
-def _is_theirs(held: Any) -> bool:
-    return str(getattr(held, "__module__", "")).partition(".")[0] == "deepspeed"
+def _is_deepspeed_object(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "deepspeed"
 
 
 def _check(objects: Iterable[Any], config: Mapping[str, Any]) -> None:
@@ -174,7 +176,7 @@ def _fill(objects: Iterable[Any], accelerator: Accelerator, plugin: DeepSpeedPlu
     items = list(objects)
     sizes = [size for item in items if isinstance(size := getattr(item, "batch_size", None), int)]
     values: dict[str, Any] = {
-        "gradient_clipping": CLIPPED,
+        "gradient_clipping": DEFAULT_MAX_NORM,
         **dict.fromkeys(("train_micro_batch_size_per_gpu", "train_batch_size"), AUTO),
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
         "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
@@ -189,7 +191,7 @@ def _fill(objects: Iterable[Any], accelerator: Accelerator, plugin: DeepSpeedPlu
     if model is None:
         return
     plugin.set_moe_leaf_modules(model)
-    values |= _by_width(model, plugin)
+    values |= _values_by_hidden_size(model, plugin)
     for item in items:
         if isinstance(item, DummyOptim):
             values |= {"optimizer.params.lr": item.lr, "optimizer.params.weight_decay": item.weight_decay}
@@ -206,7 +208,7 @@ def _fill(objects: Iterable[Any], accelerator: Accelerator, plugin: DeepSpeedPlu
     plugin.deepspeed_config_process(must_match=False, **values)
 
 
-def _by_width(model: nn.Module, plugin: DeepSpeedPlugin) -> dict[str, int]:
+def _values_by_hidden_size(model: nn.Module, plugin: DeepSpeedPlugin) -> dict[str, int]:
     """Return the values that depend on the width of a model; raise ValueError if it has none."""
     wanted = [name for name in _SIZE_VALUES if plugin.is_auto(name)]
     if not wanted:

@@ -13,7 +13,7 @@ from accel_nb.bigmodel.planning.module_tree import is_within
 from accel_nb.config.byte_sizes import read_bytes
 from accel_nb.errors import ConfigError
 
-_ROOM = 1.25
+_BLOCK_MARGIN = 1.25
 """The fraction of a block's size that is added to a balanced device's share, as blocks are placed as a whole."""
 
 
@@ -107,7 +107,7 @@ def get_balanced_memory(
     if no_split_module_classes:
         block, _ = get_max_layer_size(list(model.named_children()), found, no_split_module_classes)
     mean = sum(leaves) // max(len(leaves), 1)
-    share = found[""] // (len(devices) - 1 if low_zero else len(devices)) + int(_ROOM * max(block, mean))
+    share = found[""] // (len(devices) - 1 if low_zero else len(devices)) + int(_BLOCK_MARGIN * max(block, mean))
     for device in devices[:-1]:
         limits[device] = min(limits[device], share)
     if low_zero:

@@ -298,7 +298,7 @@ class _NameCollector(ast.NodeVisitor):
 
     def _visit_body(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef) -> None:
         """Visit a body that runs later, when names may have been rebound: all its free names count as loaded."""
-        with warnings.catch_warnings():  # the workers give those of the compiler
+        with warnings.catch_warnings():  # the workers report the warnings of the compiler
             warnings.simplefilter("ignore")
             # dont_inherit: this file's __future__ imports must not apply to the cell, which may evaluate annotations.
             code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec", dont_inherit=True)

@@ -59,7 +59,7 @@ def handle_record(body: dict[str, Any]) -> None:
 def target_of(handler: logging.Handler) -> str | None:
     """Return the file that a handler writes to, ``<stdout>`` or ``<stderr>``, or for any other one its class.
 
-    A handler with filters, or with a formatter that a format string does not describe, is such another one. None for
+    Handlers with filters, or with a formatter that a format string does not describe, count as other ones. None for
     copies and for handlers that do nothing.
     """
     if getattr(handler, "is_copy", False) or isinstance(handler, logging.NullHandler):

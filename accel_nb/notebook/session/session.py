@@ -325,7 +325,7 @@ class Session:
             running.output.logs,
             running.config.timeout,
             has_pool=self._workers.pool is not None and self._workers.pool.state != "failed",
-            remarks=describe_out_of_memory(answers, dict(self.namespace), running.config, running.specs),
+            closing_lines=describe_out_of_memory(answers, dict(self.namespace), running.config, running.specs),
             memory=running.output.memory,
         )
 
@@ -469,8 +469,8 @@ class Session:
                 listener,
                 payloads=packed.payloads,
                 timeout_s=running.config.timeout,
-                finishes=saves,
-                controls=running.controls.queue,
+                may_finish_step=saves,
+                actions=running.controls.queue,
                 poll_s=packed.poll_s,
             )
             self.namespace_session.record_answers(packed, outcome.answers)

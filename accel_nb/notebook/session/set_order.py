@@ -42,7 +42,7 @@ class SetOrder:
             differs = not self._has_same_hashes
             (self._of_strings.add if differs and _is_set_of_strings(value) else self._of_strings.discard)(name)
             (self._text.add if differs and _has_strings(value) else self._text.discard)(name)
-            is_reordered = any(map(self._is_reordered_by_copy, _held_sets(value)))
+            is_reordered = any(map(self._is_reordered_by_copy, _contained_sets(value)))
             (self._refilled.add if is_reordered else self._refilled.discard)(name)
 
     def record_returned(self, names: Iterable[str]) -> None:
@@ -110,13 +110,13 @@ def _first_parts(value: Any) -> list[Any]:
     return [*keys, *first_items(value, _NUM_FIRST)]
 
 
-def _held_sets(value: Any) -> Iterator[set[Any] | frozenset[Any]]:
+def _contained_sets(value: Any) -> Iterator[set[Any] | frozenset[Any]]:
     """Yield the sets that a value is, refers to, or has among its first items: containers may be long."""
-    for held in reachable_values([value]):
-        if isinstance(held, set | frozenset):
-            yield held
-        elif isinstance(held, dict | list | tuple):
-            yield from (item for item in first_items(held, _NUM_FIRST) if isinstance(item, set | frozenset))
+    for item in reachable_values([value]):
+        if isinstance(item, set | frozenset):
+            yield item
+        elif isinstance(item, dict | list | tuple):
+            yield from (item for item in first_items(item, _NUM_FIRST) if isinstance(item, set | frozenset))
 
 
 def _iterated_names(tree: ast.AST) -> Iterator[str]:

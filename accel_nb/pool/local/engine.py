@@ -39,7 +39,7 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
-    QueryPosition,
+    QueryLocation,
     RankMessage,
     Reply,
     StackTraced,
@@ -174,7 +174,7 @@ class LocalEngine:
         preload: Sequence[str] = (),
         timeout_s: float = 1800.0,
         overrides: Mapping[str, str] | None = None,
-        kills: KillCounters | None = None,
+        kill_counters: KillCounters | None = None,
         node: NodeSettings | None = None,
         stores: GroupStores | None = None,
     ) -> None:
@@ -182,7 +182,7 @@ class LocalEngine:
         self._preload = list(preload)
         self._timeout_s = timeout_s
         self._overrides = dict(overrides or {})
-        self._kills = kills or KillCounters()
+        self._kill_counters = kill_counters or KillCounters()
         self._specs: list[WorkerSpec] = []
         self._links: dict[int, _WorkerConnections] = {}
         self._selector = selectors.DefaultSelector()
@@ -251,7 +251,7 @@ class LocalEngine:
         try:
             with suppress(BlockingIOError):
                 send_record(link.monitor if urgent else link.control, record, payloads, waits=not urgent)
-            if isinstance(record, QueryPosition) and record.from_outside:
+            if isinstance(record, QueryLocation) and record.from_outside:
                 self._send_to_zygote(TraceStack(rank))
         except (ConnectionError, PoolError):
             return False
@@ -515,7 +515,7 @@ class LocalEngine:
         stack = link.read_trace() if code < 0 else ""
         del self._links[rank]
         link.close()
-        killed_for = self._kills.kill_cause() if code == -signal.SIGKILL else "unknown"
+        killed_for = self._kill_counters.kill_cause() if code == -signal.SIGKILL else "unknown"
         return [*arrivals, WorkerEnded(rank, code, reason, stack, killed_for)]
 
 

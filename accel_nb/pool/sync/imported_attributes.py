@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from accel_nb.errors import error_text
 from accel_nb.pool.sync.contents.content_kinds import content_of, set_content
 from accel_nb.pool.sync.contents.plain_objects import is_plain_object
 from accel_nb.pool.sync.objects.object_kinds import is_plain_array, is_tensor, is_training_object
@@ -157,8 +158,8 @@ def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> Impo
             elif _is_original(current, place):
                 _originals[place] = current
             content = content_of(value)
-            held = content_of(current) if is_changed_in_place(value) else None
-            if held is not None and content is not None and held[0] == content[0]:
+            old_content = content_of(current) if is_changed_in_place(value) else None
+            if old_content is not None and content is not None and old_content[0] == content[0]:
                 set_content(current, content[1])
             else:
                 setattr(owner, name, value)
@@ -185,7 +186,7 @@ def describe_copy_problem(value: Any, namespace: dict[str, Any]) -> str | None:
     try:
         dump(value, namespace=namespace, shared={})
     except Exception as error:  # a value's own reduction may raise anything
-        return f"cannot be copied: {type(error).__name__}: {error}"
+        return f"cannot be copied: {type(error).__name__}: {error_text(error)}"
     return None
 
 

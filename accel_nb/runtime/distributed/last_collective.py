@@ -29,7 +29,7 @@ class EnteredCollective:
     sizes: list[Any]
     is_open: bool
     """Whether the collective has not finished and belongs to the current group."""
-    is_of_all: bool
+    includes_all_ranks: bool
     """Whether all ranks are in its group."""
     entered: dict[str, int]
     """The number of collectives that the rank has entered, by group.
@@ -60,21 +60,21 @@ def find_last_collective(first: int, default_group: str, exchange: MemoryExchang
                 operation=exchange.last.operation,
                 sizes=exchange.last.sizes,
                 is_open=exchange.last.is_open,
-                is_of_all=True,
+                includes_all_ranks=True,
                 entered=entered,
             )
     if last is None:
         return None
     name, description = last["process_group"]
-    is_of_all = description == _DEFAULT_GROUP_DESCRIPTION
+    includes_all_ranks = description == _DEFAULT_GROUP_DESCRIPTION
     return EnteredCollective(
         group=name,
         channel=name,
-        sequence=last["collective_seq_id"] + (entered.get(memory, 0) if is_of_all else 0),
+        sequence=last["collective_seq_id"] + (entered.get(memory, 0) if includes_all_ranks else 0),
         operation=last["profiling_name"].partition(":")[2] or last["profiling_name"],
         sizes=last["input_sizes"],
         is_open=last.get("retired") is False,
-        is_of_all=is_of_all,
+        includes_all_ranks=includes_all_ranks,
         entered=entered,
     )
 

@@ -2,7 +2,7 @@
 
 A signal cannot interrupt a rank that waits in a gloo collective, because the wait is in C++; shutting down its
 connections can. `DefaultGroup` therefore records which sockets are opened while the group and its subgroups are
-created, and `DefaultGroup.cut_connections` shuts down exactly these. NCCL communicators are aborted instead.
+created, and `DefaultGroup.shut_down_connections` shuts down exactly these. NCCL communicators are aborted instead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DefaultGroup:
     """torch's default process group of this process; at most one is open at a time.
 
     Every rank must call ``open``, ``reopen`` and ``close``; the first two block until all ranks have called.
-    ``cut_connections`` may be called from any thread, on any rank.
+    ``shut_down_connections`` may be called from any thread, on any rank.
     """
 
     # The exchange of the open group, with torch's group. A process has one default group, and several objects of this
@@ -158,7 +158,7 @@ class DefaultGroup:
             return self._backend
         return device_type(self.world.device).backend
 
-    def cut_connections(self) -> int:
+    def shut_down_connections(self) -> int:
         """Shut down this rank's connections, so that a waiting collective raises; return their number.
 
         The group cannot be used afterwards: `reopen` or `close` it. No rank should be sending: gloo drops a send over
@@ -166,20 +166,20 @@ class DefaultGroup:
         """
         if self._is_owner and (exchange := self.exchange()) is not None:
             exchange.leave()
-        cut = _shut_down(self._sockets)
+        num_closed = _shut_down(self._sockets)
         if self._is_owner and self.backend == "nccl":
             try:
                 c10d._abort_process_group()
             except Exception as error:  # the group may be partly opened or already destroyed: no collective waits
                 logger.debug("NCCL group was not aborted: %s", error)
-        return cut
+        return num_closed
 
     def reopen(self, store: str | os.PathLike[str] | Store) -> None:
         """Destroy the group, in any state, and open a new one over a new store or file.
 
         Every rank must call; none may be in a collective. Collectives that still run in the background are aborted.
         """
-        self.cut_connections()
+        self.shut_down_connections()
         self.close()
         self._open(store)
 
@@ -258,7 +258,7 @@ class DefaultGroup:
         Connections are shut down first, so that no collective waits for ranks that have ended.
         """
         if os.getpid() == pid:
-            self.cut_connections()
+            self.shut_down_connections()
             self.close()
 
     def _open(self, store: str | os.PathLike[str] | Store | None) -> None:
@@ -326,7 +326,7 @@ class DefaultGroup:
         return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
     def _record_new_groups(self) -> None:
-        """Record all groups and subgroups that are created from now on, and their sockets for `cut_connections`."""
+        """Record all groups that are created from now on, and their sockets for `shut_down_connections`."""
         make = getattr(c10d, _GROUP_FACTORY)
 
         def make_and_record(*args: Any, **kwargs: Any) -> Any:

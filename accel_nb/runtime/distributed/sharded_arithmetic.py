@@ -70,11 +70,11 @@ class ShardedArithmetic:
         self._copies = GatheredCopies(comm)
 
     @contextmanager
-    def enabled(self, *, is_partial: bool = False) -> Iterator[ShardedArithmetic]:
+    def enabled(self, *, is_on_some_ranks: bool = False) -> Iterator[ShardedArithmetic]:
         """Compute all operations on sharded tensors by this object inside of the block.
 
-        Every rank must enter it, unless it ``is_partial``: then only some ranks run the cell, and the gathered copies
-        of earlier cells are not resumed.
+        Every rank must enter it. With ``is_on_some_ranks`` only the ranks that run the cell enter it, and the gathered
+        copies of earlier cells are not resumed.
         """
         owner: Any = DTensor
         original = owner.__torch_function__  # torch disables it
@@ -85,7 +85,7 @@ class ShardedArithmetic:
                 return self._call(func, args, kwargs or {})
 
         owner.__torch_function__ = classmethod(torch_function)
-        if not is_partial:
+        if not is_on_some_ranks:
             self._copies.resume(sharded.copies())
         sharded.record_copies(self._copies if self._problem is None else None)
         before = register_optimizer_step_pre_hook(lambda *_: self._before_step())

@@ -247,10 +247,11 @@ class Ddp(ReplicaStrategy):
         """Check the first backward pass: if parameters got no gradient, make DDP search for unused ones in every pass.
 
         On one device unused parameters are no error. DDP alone would leave their whole bucket unaveraged, and raise
-        only in the next pass. Averaging a second time changes nothing.
+        only in the next pass. Averaging a second time changes nothing. If DDP has finished the pass, all parameters got
+        gradients, and the user's code has removed those that are missing.
         """
         replica.is_checked = True
-        unused = replica.unused_names()
+        unused = [] if replica.has_finished() else replica.unused_names()
         device = replica.parameters[0].device
         if not self._comm.all_reduce(torch.tensor(len(unused), device=device), "max"):
             return

@@ -22,7 +22,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, BinaryIO
 
 from accel_nb.accelerator.plain_cells.files.cell_files import (
     TEMPORARY_SUFFIX,
@@ -483,7 +484,7 @@ class PrivateFiles(PathView):
                 return original(path)
             if not self._has_changes:
                 return [name for name in original(path) if not name.endswith(TEMPORARY_SUFFIX)]
-            return [entry.name for entry in self._entries(path)]
+            return [entry.name for entry in self._list_entries(path)]
 
         return listdir
 
@@ -497,7 +498,7 @@ class PrivateFiles(PathView):
             if not self._has_changes:
                 with original(path) as scan:
                     return _Scan([entry for entry in scan if not entry.name.endswith(TEMPORARY_SUFFIX)])
-            return _Scan(self._entries(path))
+            return _Scan(self._list_entries(path))
 
         return scandir
 
@@ -509,9 +510,8 @@ class PrivateFiles(PathView):
             folder = os.path.dirname(full)
             # On the path's file system, which has room for it, if the folder is writable.
             file = tempfile.TemporaryFile(buffering=0, dir=folder if original_access(folder, os.W_OK) else None)  # noqa: SIM115
-            if keeps_content and not self._is_removed(full) and exists(actual := self._find(full)):
-                with io.FileIO(actual) as source:
-                    shutil.copyfileobj(source, file)
+            if keeps_content:
+                self._copy_content(full, file)
             while len(self._files) >= _MAX_FILES:
                 dropped = next(iter(self._files))
                 self._files.pop(dropped).close()
@@ -521,6 +521,24 @@ class PrivateFiles(PathView):
                 self.changed.use_present(full)
             self._files[full] = file  # pyright: ignore[reportArgumentType]
         return descriptor_path(self._files[full])
+
+    def _copy_content(self, full: str, file: BinaryIO) -> None:
+        """Copy what this rank finds at a path into a file; again if rank 0 changes the path meanwhile."""
+        while True:
+            actual = self._find_existing(full)
+            file.seek(0)
+            file.truncate()
+            if actual is not None:
+                with suppress(FileNotFoundError), io.FileIO(actual) as source:
+                    shutil.copyfileobj(source, file)
+            if self._find_existing(full) == actual:
+                return
+
+    def _find_existing(self, full: str) -> str | None:
+        try:
+            return self._find(full)
+        except FileNotFoundError:
+            return None
 
 
 class _Scan:

@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import stat
+import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -23,6 +24,9 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
 )
 
 _MAX_LINKS = 40
+_POLL_S = 0.002
+_MAX_WAIT_S = 2.0
+"""How long a rank that lists a folder waits for what it has made there itself, and rank 0 has not."""
 UNKNOWN = -1
 """The mode of a path at which rank 0 may have made or removed a file that this rank cannot determine."""
 
@@ -42,6 +46,8 @@ class PathView(CellFiles):
         self._renamed: dict[str, tuple[list[str], tuple[int, int]]] = {}
         # Versions that were deleted, since there were too many: rank 0 has such a file, or creates it soon.
         self._dropped: set[str] = set()
+        # The files that rank 0 has not made in the time that this rank has waited for them.
+        self._only_here: set[str] = set()
         # Temporary files and folders that only this rank has, under names that no other rank uses.
         self._temporary: set[str] = set()
 
@@ -51,6 +57,7 @@ class PathView(CellFiles):
             file.close()
         for paths in (self._files, self._folders, self._removed, self._links, self._renamed, self._dropped):
             paths.clear()
+        self._only_here.clear()
 
     @property
     def _has_changes(self) -> bool:
@@ -157,6 +164,33 @@ class PathView(CellFiles):
             *(_Entry(folder, os.path.basename(found), is_folder) for found, is_folder in own.items()),
             *(_Entry(folder, os.path.basename(found), os.path.isdir(found), is_link=True) for found in links),
         ]
+
+    def _list_entries(self, path: Any) -> list[Any]:
+        """Return the entries of a folder, with this rank's changes, in the order in which rank 0 finds them."""
+        entries = self._entries(path)
+        if len(entries) < 2:
+            return entries
+        places = self._await_places(self._absolute(path))
+        return sorted(self._entries(path), key=lambda entry: places.get(entry.name, len(places)))
+
+    def _await_places(self, folder: str) -> dict[str, int]:
+        """Return the place of each name in a folder, as the file system orders them.
+
+        Waits a little until rank 0, too, has made there what this rank has made.
+        """
+        made = {*self._files, *self._folders, *self._links, *self._dropped} - self._only_here
+        names = {os.path.basename(path) for path in made if os.path.dirname(path) == folder}
+        deadline = time.monotonic() + _MAX_WAIT_S
+        while True:
+            try:
+                found = _listdir(folder)
+            except OSError:  # rank 0 has not made the folder
+                found = []
+            missing = names.difference(found)
+            if not missing or time.monotonic() > deadline:
+                self._only_here |= {os.path.join(folder, name) for name in missing}
+                return {name: place for place, name in enumerate(found)}
+            time.sleep(_POLL_S)
 
     def _mode(self, full: str, *, follows_link: bool = False) -> int | None:
         """Return the mode of the file or folder that this rank finds at a path, if any; `UNKNOWN` if uncertain."""
@@ -312,7 +346,7 @@ class _Entry:
 
 
 # The original functions, for use inside of replacements.
-original_access, original_stat, _lstat, _scandir = os.access, os.stat, os.lstat, os.scandir
+original_access, original_stat, _lstat, _scandir, _listdir = os.access, os.stat, os.lstat, os.scandir, os.listdir
 
 
 def exists_as_folder(full: str) -> bool:

@@ -36,11 +36,11 @@ class FileFunctions:
             self._changed_paths = ChangedPaths(self._comm)
         self._changed_paths.begin(entropy or 0)
 
-    def replace_writes(self, stack: ExitStack, functions: ReplacedFunctions, *, is_partial: bool) -> None:
-        """Replace file functions until the stack is closed; in a cell of some ranks independently of rank 0."""
+    def replace_writes(self, stack: ExitStack, functions: ReplacedFunctions, *, is_on_some_ranks: bool) -> None:
+        """Replace functions for files until the stack is closed; without regard to rank 0 in a cell of some ranks."""
         files = self._files
         stack.callback(files.discard)
-        files.begin(None if is_partial else self._changed_paths)
+        files.begin(None if is_on_some_ranks else self._changed_paths)
         functions.replace_all(replacements(files))
         replace_libraries = functools.partial(_replace_libraries, functions, files)
         stack.enter_context(observed_imports(LIBRARIES, replace_libraries))

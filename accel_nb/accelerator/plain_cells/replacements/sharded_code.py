@@ -29,12 +29,12 @@ def adapt_to_sharding(
     mesh: Mesh,
     check_graph_can_be_kept: Callable[[], object],
     *,
-    is_partial: bool,
+    is_on_some_ranks: bool,
 ) -> None:
     """Replace functions, so that operations on sharded tensors have the results of one device, or are refused.
 
     ``check_graph_can_be_kept`` is called before gradients are computed that are differentiated again. Every
-    rank must call, unless the cell ``is_partial``.
+    rank must call, unless the cell ``is_on_some_ranks``.
     """
     problem = _STAGES_REFUSED if mesh.pp > 1 else None
     for owner, name, make in sharded.whole_number_methods(problem):
@@ -47,7 +47,7 @@ def adapt_to_sharding(
     if sharded.has_distributed_tensors():
         from accel_nb.runtime.distributed.sharded_arithmetic import ShardedArithmetic
 
-        stack.enter_context(ShardedArithmetic(comm, problem).enabled(is_partial=is_partial))
+        stack.enter_context(ShardedArithmetic(comm, problem).enabled(is_on_some_ranks=is_on_some_ranks))
     replace_safetensors = functools.partial(_replace_safetensors, replace)
     stack.enter_context(observed_imports({_SAFETENSORS}, replace_safetensors))
     replace_safetensors()

@@ -49,7 +49,7 @@ class ReturnedGradients:
 
     limit: int | None
     """The bytes above which the gradients of a model are large; None: no gradient of a parameter goes back."""
-    kept: dict[str, str]
+    not_returned: dict[str, str]
     """By path, why a value stays on the workers."""
     _left: set[int] = field(default_factory=set[int])
     """The ids of the parameters whose gradients stay on the workers."""
@@ -64,7 +64,7 @@ class ReturnedGradients:
         if not is_divided and (is_wanted or size <= self.limit):
             return True
         self._left.update(map(id, module.parameters()))
-        self.kept[f"{path}.grad"] = f"{size_text(size)} is {'divided' if is_divided else 'large'}"
+        self.not_returned[f"{path}.grad"] = f"{size_text(size)} is {'divided' if is_divided else 'large'}"
         return False
 
     def includes_gradient_of(self, parameter: Any) -> bool:
