@@ -207,8 +207,8 @@ class Xla(ReplicaStrategy):
 
     def describe(self) -> dict[str, Any]:
         """Describe the number and kind of chips that this process drives, and whether they shard the parameters."""
-        facts: dict[str, Any] = {"chips": f"{self._num_chips} x {self._kind}"}
-        return facts | ({"shard_params": True} if self._shards_params else {})
+        description: dict[str, Any] = {"chips": f"{self._num_chips} x {self._kind}"}
+        return description | ({"shard_params": True} if self._shards_params else {})
 
     def close(self) -> None:
         """Unwrap every model."""

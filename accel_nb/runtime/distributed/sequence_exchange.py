@@ -104,24 +104,24 @@ class SequenceExchange:
 class _Shard(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
-        ctx.facts = exchange, dim, whole.shape[dim]
+        ctx.arguments = exchange, dim, whole.shape[dim]
         return exchange.narrow(whole, dim).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim, length = ctx.facts
+        exchange, dim, length = ctx.arguments
         return _Join.apply(gradients[0] / exchange.size, exchange, dim, length), None, None
 
 
 class _Join(Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
-        ctx.facts = exchange, dim
+        ctx.arguments = exchange, dim
         return exchange.gathered(shard, dim, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim = ctx.facts
+        exchange, dim = ctx.arguments
         own: Any = _Shard.apply(gradients[0], exchange, dim)
         return own * exchange.size, None, None, None
 
@@ -151,24 +151,24 @@ class _Average(Function):
 class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
-        ctx.facts = exchange, dim
+        ctx.arguments = exchange, dim
         return exchange.gathered(shard, dim, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Sum.apply(gradients[0], *ctx.facts), None, None, None
+        return _Sum.apply(gradients[0], *ctx.arguments), None, None, None
 
 
 class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
-        ctx.facts = exchange, dim, part.shape[dim]
+        ctx.arguments = exchange, dim, part.shape[dim]
         total = exchange.comm.all_reduce(part.clone(memory_format=torch.contiguous_format))
         return exchange.narrow(total, dim).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Gather.apply(gradients[0], *ctx.facts), None, None
+        return _Gather.apply(gradients[0], *ctx.arguments), None, None
 
 
 class _AllToAll(Function):
@@ -182,9 +182,9 @@ class _AllToAll(Function):
         number: int,
         length: int,
     ) -> Tensor:
-        ctx.facts = exchange, gathered_dim, sharded_dim, length, number
+        ctx.arguments = exchange, gathered_dim, sharded_dim, length, number
         return exchange.all_to_all_dims(value, sharded_dim, gathered_dim, number, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _AllToAll.apply(gradients[0], *ctx.facts), None, None, None, None, None
+        return _AllToAll.apply(gradients[0], *ctx.arguments), None, None, None, None, None

@@ -511,20 +511,20 @@ class Fsdp(Stepping):
     def describe(self) -> dict[str, Any]:
         """Return the number of units, the dtypes of trained weights, and the options that are not at their default."""
         wrapped_models = list(self._models.values())
-        facts: dict[str, Any] = (
+        description: dict[str, Any] = (
             {"units": sum(wrapped.num_units for wrapped in wrapped_models)} if wrapped_models else {}
         )
         if self.precision.policy.compute is not None and wrapped_models:
             kept = {
                 value.dtype for wrapped in wrapped_models for value in wrapped.model.parameters() if value.requires_grad
             }
-            facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
-        facts |= self.options.model_dump(mode="json", exclude_defaults=True)
+            description["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
+        description |= self.options.model_dump(mode="json", exclude_defaults=True)
         if self._dimensions.are_divided:
-            facts |= describe_divided(wrapped_models, self._place)
+            description |= describe_divided(wrapped_models, self._place)
         if self.options.float8_gather and wrapped_models:
-            facts["float8_gather"] = f"of {sum(len(wrapped.float8 or ()) for wrapped in wrapped_models)} weights"
-        return facts
+            description["float8_gather"] = f"of {sum(len(wrapped.float8 or ()) for wrapped in wrapped_models)} weights"
+        return description
 
     def close(self) -> None:
         """Restore the full parameters of every model."""
