@@ -68,7 +68,7 @@ class CheckpointSaver:
         store: Store,
         name: str,
         tree: Any,
-        facts: CheckpointOrigin,
+        origin: CheckpointOrigin,
         *,
         blocking: bool = True,
         keep: int | None = None,
@@ -84,7 +84,7 @@ class CheckpointSaver:
         """
         self.wait()
         started = time.monotonic()
-        plan = plan_save(store, name, tree, facts, self._comm, reserved, may_replace=may_replace)
+        plan = plan_save(store, name, tree, origin, self._comm, reserved, may_replace=may_replace)
         finish = _Finish(plan, keep)
         self.num_bytes = sum(task.num_bytes for tasks in plan.writes.tasks for task in tasks)
         if not blocking:

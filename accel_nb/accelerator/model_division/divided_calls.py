@@ -267,7 +267,7 @@ class DividedCalls:
         except _ResultMayDiffer as error:
             cause = error.__cause__
             return None, _SHAPES_DIFFER if cause is None else part_problem(cause)
-        # Weights that are divided are checked without gradients, where code may register no hooks on these.
+        # Models with sharded weights are checked without gradients, and code then cannot register hooks on these.
         return (None, OWN_GRADIENTS) if code.has_own_gradients else (rows, None)
 
     def _accept_read(self, layout: RowLayout, read: int, values: list[Any]) -> tuple[Any, ...]:

@@ -547,5 +547,5 @@ def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
             name: FromRankZero(value) if name in buffers and isinstance(value, Tensor) else value
             for name, value in values.items()
         },
-        "versions": {prefix: dict(facts) for prefix, facts in getattr(values, "_metadata", {}).items()},
+        "versions": {prefix: dict(metadata) for prefix, metadata in getattr(values, "_metadata", {}).items()},
     }

@@ -32,7 +32,7 @@ class WholeGradients:
         self._whole: dict[int, Tensor] = {}
         self._dropped: set[int] = set()
         # This rank's shards as other code reads them between cells.
-        self._shown: dict[int, Tensor] = {}
+        self._returned_shards: dict[int, Tensor] = {}
 
     @property
     def has_any(self) -> bool:
@@ -57,24 +57,24 @@ class WholeGradients:
 
         It is the same tensor until gradients change.
         """
-        if not self._shown:
+        if not self._returned_shards:
             number = next(_NUMBERS)
             found = {id(value): gradient for value, gradient in held}
             for key, shard in self._shards.items():
                 if key not in self._dropped:
-                    self._shown[key] = _flat_shard(found.get(key), example, replace(shard, number=number))
-        return self._shown.get(id(parameter))
+                    self._returned_shards[key] = _flat_shard(found.get(key), example, replace(shard, number=number))
+        return self._returned_shards.get(id(parameter))
 
-    def discard_shown(self) -> None:
+    def discard_shards(self) -> None:
         """Discard the shards that `gradient_shard` has returned, since gradients change."""
-        self._shown.clear()
+        self._returned_shards.clear()
 
     def replace(self, parameter: nn.Parameter, value: Tensor) -> bool:
         """Replace the gradient of a parameter, and return whether it was dropped before."""
         was_dropped = id(parameter) in self._dropped
         self._dropped.discard(id(parameter))
         self._whole[id(parameter)] = value
-        self._shown.clear()
+        self._returned_shards.clear()
         return was_dropped
 
     def discard(self, parameter: nn.Parameter) -> None:
@@ -84,7 +84,7 @@ class WholeGradients:
     def drop(self, parameter: nn.Parameter) -> bool:
         """Drop the gradient of a parameter, and return whether all are dropped."""
         self._dropped.add(id(parameter))
-        self._shown.clear()
+        self._returned_shards.clear()
         return self._dropped >= self._shards.keys()
 
     def drop_all(self) -> None:
@@ -110,7 +110,7 @@ class WholeGradients:
         if not keeps:
             self._whole = {}
         if whole:
-            self._shown.clear()
+            self._returned_shards.clear()
             for parameter, value in held:
                 if id(parameter) in whole:
                     shard = self._shards[id(parameter)]
@@ -121,7 +121,7 @@ class WholeGradients:
         """Forget which gradients were read, replaced and dropped."""
         self._whole.clear()
         self._dropped.clear()
-        self._shown.clear()
+        self._returned_shards.clear()
 
 
 def _flat_shard(found: Tensor | None, example: Tensor, shard: FlatShard) -> Tensor:
