@@ -226,7 +226,7 @@ class LaunchJob:
         imported = self.request.imported
         flags, resolved = self.request.flags, self.resolved
         values = {name: value for name, value in flags.values.items() if name != "dry_run"}
-        if imported is not None:  # the file is not read again: its machines are those of this launch
+        if imported is not None:  # the file is not read again: this launch has read its machines
             of_file = {
                 name: resolved.given[name]
                 for name in imported.layer.values

@@ -37,7 +37,7 @@ _SIZE_VALUES: Mapping[str, Callable[[int], int]] = MappingProxyType(
 def choose_plugin(plugin: Any, plugins: Any, precision: str) -> tuple[Any, dict[str, DeepSpeedPlugin]]:
     """Return the plugin of a new accelerator, which is selected, and all plugins by name, with the precision set.
 
-    Without arguments they are those of the accelerator before, or the one that the launcher's variables describe.
+    Without arguments they are the plugins of the previous accelerator, or the one in the launcher's variables.
     """
     if plugin is not None and plugins is not None:
         raise ValueError("deepspeed_plugin and deepspeed_plugins were both given: pass one of them")

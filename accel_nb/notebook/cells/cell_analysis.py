@@ -101,7 +101,9 @@ def analyze_cell(
     mentioned = {*collector.loaded, *collector.attributes, *needed.mentioned}
     distributed = _DISTRIBUTED_NAMES & mentioned
     if distributed == {"DistributedSampler"} and "is_initialized" in mentioned:
-        distributed = frozenset()  # the code also runs in one process, and plain cells answer as one does
+        distributed = (
+            frozenset()
+        )  # the code also runs in one process, and in plain cells these functions return what they return there
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
         optional=frozenset(needed.names) - frozenset(surely_needed.names),
@@ -474,7 +476,7 @@ def names_in_code(name: str, namespace: Mapping[str, Any]) -> list[str]:
     """
     try:
         found = _resolve_names([name], namespace, is_wide=True).names
-    except Exception:  # the user's code may raise anything, and what the cell has computed is not lost for it
+    except Exception:  # the user's code may raise anything, and the values of the cell must not be lost
         return []
     return [item for item in found if item != name]
 

@@ -184,7 +184,7 @@ def apply_returned(settings: Mapping[str, Any]) -> list[str]:
     for name, value in settings.items():
         try:
             _SETTERS[name](value)
-        except Exception as error:  # the values of the cell are applied even so
+        except Exception as error:  # the values of the cell are applied nevertheless
             lines.append(
                 f"the notebook keeps its setting {name}: the cell's is refused here ({type(error).__name__}: {error})"
             )
@@ -197,7 +197,7 @@ def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
     variables = {name: value for name, value in notebook_variables().items() if name != GPU_VARIABLE}
     found["variables"] = {**dict.fromkeys(before.get("variables", ())), **variables}
     found["sys_path"] = [entry for entry in sys.path if isinstance(entry, str)]
-    if (torch := sys.modules.get("torch")) is not None:  # the notebook's number is not that of the workers
+    if (torch := sys.modules.get("torch")) is not None:  # workers have their own number of threads
         found["torch_threads"] = torch.get_num_threads()
     with suppress(FileNotFoundError):  # the folder may have been deleted
         found["folder"] = os.getcwd()
@@ -253,7 +253,7 @@ def _read_plot_backend(matplotlib: Any) -> str:
 
     Workers have no windows.
     """
-    backend = dict.get(matplotlib.rcParams, "backend")  # reading it otherwise would choose one
+    backend = dict.get(matplotlib.rcParams, "backend")  # an ordinary look-up would choose a backend
     return backend if isinstance(backend, str) and backend.lower() in _FILE_BACKENDS else _INLINE_BACKEND
 
 

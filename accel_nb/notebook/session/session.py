@@ -217,7 +217,7 @@ class Session:
             try:
                 lines = apply_results(background, self.namespace_session)
             finally:
-                background.values_at_start = {}  # which would keep what the notebook deletes in memory
+                background.values_at_start = {}  # they would keep objects in memory that the notebook deletes
                 self._reset_if_worker_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         for line in lines:

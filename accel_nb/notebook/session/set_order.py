@@ -1,4 +1,4 @@
-"""Sets that are iterated in another order on the workers than in the notebook.
+"""Sets whose iteration order differs between the workers and the notebook.
 
 The order of strings depends on the hash seed of the process, that of numbers on the order in which they were added.
 """

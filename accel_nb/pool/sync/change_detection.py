@@ -143,7 +143,7 @@ def fingerprint_of(
     found = None if is_loader(value) else content_of(value)
     place = shared.view_of(value) if is_tensor(value) or is_plain_array(value) else None
     if is_tensor(value):
-        own = () if place else (value,)  # the content of a view is that of the object that it is in
+        own = () if place else (value,)  # a view has the content of the object whose memory it uses
         gradient = gradient_of(value) if value.is_leaf else None
         parts = own if gradient is None else (*own, gradient)
         attributes = tensor_attributes(value)
@@ -381,7 +381,7 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
         held = vars(owners[path])
         for name, value in own.items():
             if name == "forward" and is_module(owners[path]) and not can_set_forward(owners[path]):
-                continue  # a model that a training library has prepared is sent whole if it has another one
+                continue  # a prepared model with another `forward` is sent as a whole instead
             if value is Deleted:
                 held.pop(name, None)
             else:

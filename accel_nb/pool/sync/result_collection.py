@@ -380,6 +380,6 @@ def _reason_not_to_return(value: Any, copy_checker: CopyChecker, limit: int | No
         is_read = is_iterator(value) and not isinstance(value, io.IOBase)
         return f"{reason}; the next cell on the workers continues reading it" if is_read else reason
     if limit is not None and size > limit and not is_module(value):
-        copy_checker.reset()  # the value is not sent, so what it contains counts in others
+        copy_checker.reset()  # the value is not sent, so its parts count as parts of other values
         return f"{size_text(size)} is large"
     return None

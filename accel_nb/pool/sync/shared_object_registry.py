@@ -473,7 +473,7 @@ class SharedObjectRegistry:
                 # A prepared model has the forward method that its class had when it was prepared.
                 return bool(parts) or is_training_object(value) or is_module_class(value)
             _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, references)
-        if replaced:  # such an object is sent again with what refers to it, not with the whole model
+        if replaced:  # such objects are sent again with the values that refer to them, not with the whole model
             for path in replaced:
                 references.pop(id(self._entries[path].value), None)
             self._drop_parts(replaced)

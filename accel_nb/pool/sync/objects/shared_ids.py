@@ -73,7 +73,7 @@ ObjectId = tuple[Literal["id"], Any]
 class SharedObjects(dict[int, SharedId]):
     """The ids of shared objects. Of these, ``owners`` are tensors and arrays that others may be views of.
 
-    It is valid while none of the objects is changed.
+    It is valid until one of the objects changes.
     """
 
     def __init__(self, ids: Mapping[int, SharedId] | None = None, owners: Iterable[Any] = ()) -> None:
