@@ -63,7 +63,7 @@ def get_max_layer_size(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
-    """Return the bytes of a model, and of its largest module that is not split, with the names of the modules of this size."""
+    """Return the bytes of a model, and those of its largest unsplit module with the names of modules of this size."""
     found = sizes.compute_module_sizes(model)
     unsplit_classes: Any = getattr(model, "_no_split_modules", None)
     return found[""], get_max_layer_size(list(model.named_children()), found, unsplit_classes)
