@@ -117,25 +117,7 @@ def fingerprint_of(
         )
         return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
-        optimizers = wrapped_optimizers(value)
-        groups = digest([hyperparameters(item) for item in optimizers], namespace=namespace, shared={})
-        numbers = digest(state_numbers(value), namespace=namespace, shared={})
-        own = [(own_values(item, namespace, shared), keyed_values(item)) for item in optimizers]
-        attributes = digest(own, namespace=namespace, shared=shared)
-        hooks, methods = optimizer_hook_ids(value), method_ids(value)
-        tensors = tensor_fingerprints(state_tensors(value))
-        content = OptimizerContent(
-            tensors=tensors,
-            numbers=numbers,
-            params=group_parameters(value),
-            groups=groups,
-            names=attribute_names(value),
-            attributes=attributes,
-            hooks=hooks,
-            methods=methods,
-            parts=optimizer_parts(value),
-        )
-        return Fingerprint(group_sizes(value), content)
+        return _optimizer_fingerprint(value, namespace, shared)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=shared))
     if is_compared_by_identity(value):
@@ -163,6 +145,28 @@ def fingerprint_of(
     if items := changeable_items(value):
         return Fingerprint(kind, items_content(content, items, namespace, shared))
     return Fingerprint(kind, digest(content, namespace=namespace, shared=shared))
+
+
+def _optimizer_fingerprint(optimizer: Any, namespace: dict[str, Any], shared: SharedObjects) -> Fingerprint:
+    optimizers = wrapped_optimizers(optimizer)
+    groups = digest([hyperparameters(item) for item in optimizers], namespace=namespace, shared={})
+    numbers = digest(state_numbers(optimizer), namespace=namespace, shared={})
+    own = [(own_values(item, namespace, shared), keyed_values(item)) for item in optimizers]
+    attributes = digest(own, namespace=namespace, shared=shared)
+    hooks, methods = optimizer_hook_ids(optimizer), method_ids(optimizer)
+    tensors = tensor_fingerprints(state_tensors(optimizer))
+    content = OptimizerContent(
+        tensors=tensors,
+        numbers=numbers,
+        params=group_parameters(optimizer),
+        groups=groups,
+        names=attribute_names(optimizer),
+        attributes=attributes,
+        hooks=hooks,
+        methods=methods,
+        parts=optimizer_parts(optimizer),
+    )
+    return Fingerprint(group_sizes(optimizer), content)
 
 
 def is_compared_by_identity(value: Any) -> bool:
