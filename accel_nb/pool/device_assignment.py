@@ -77,7 +77,7 @@ def assign_workers(config: Config, *, lost: Collection[int] = (), num_reserved: 
 
 
 def assign_nodes(gpus: int | Literal["all"] | None, cpus: int | None, nodes: Sequence[int]) -> tuple[WorkerSpec, ...]:
-    """Return the specs of the workers on other machines: as many on each of these nodes, whose devices are not counted.
+    """Return the specs of the workers on the nodes: the same number on each, since their devices are not known here.
 
     Workers on the processor share the cores of a node, which are assumed to be as many as here.
     """

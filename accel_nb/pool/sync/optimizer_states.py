@@ -63,7 +63,7 @@ def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def group_parameters(optimizer: Any) -> tuple[Identities, ...]:
-    """Return the parameters of each group of an optimizer, to find other ones in their place."""
+    """Return the parameters of each group of an optimizer, to detect that they were replaced."""
     return tuple(Identities(group["params"]) for group in optimizer.param_groups)
 
 

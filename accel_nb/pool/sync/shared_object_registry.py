@@ -299,7 +299,7 @@ class SharedObjectRegistry:
         self._entries[name] = _Entry(namespace.get(name), None, is_worker_only=True)
 
     def record_different(self, names: Iterable[str]) -> None:
-        """Record that workers have other values of some names: a cell that uses these is sent the notebook's."""
+        """Record that workers have other values of ``names``: the next cell that uses one gets the notebook's value."""
         for name in names:
             entry = self._entries.get(name)
             if entry is None or entry.is_worker_only:

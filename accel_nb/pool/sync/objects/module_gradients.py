@@ -27,7 +27,7 @@ def gradient_state(module: Any) -> dict[str, Any]:
 
 
 def set_gradients(module: Any, state: Mapping[str, Any]) -> None:
-    """Set the gradient of each parameter to the one in ``state``; those of others to None."""
+    """Set each parameter's gradient to the one in ``state``, or to None if ``state`` has none."""
     import torch
 
     for path, parameter in module.named_parameters():

@@ -155,7 +155,7 @@ def shared_ids(objects: Mapping[str, Any], held: Mapping[str, OptimizerParts] | 
 
 
 def _with_copies(objects: SharedObjects) -> SharedObjects:
-    """Return the objects, and full tensors that were gathered from sharded ones, under the ids of these."""
+    """Return the objects and the full copies of sharded tensors; a copy has the id of its sharded tensor."""
     held = copies()
     if held is None:
         return objects
