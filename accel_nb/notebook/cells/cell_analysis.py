@@ -490,7 +490,7 @@ def _resolve_names(
 ) -> _ResolvedNames:
     """Return ``names`` and all names that the notebook's functions and classes among them look up, transitively.
 
-    With ``is_wide`` names are included that the code may do without: in annotations that are strings, in functions and
+    With ``is_wide`` names are included that the code may not need: in annotations that are strings, in functions and
     hooks to which objects refer, and the classes of these objects.
     """
     found: dict[str, None] = {}
