@@ -490,8 +490,8 @@ class Session:
         self.collect_background()
         if (background := self._running_in_background) is not None:
             raise PoolError(
-                f"{background.status()}: variables cannot be fetched while it changes them. They are returned when it has "
-                "ended; `%accelerate inspect NAMES` shows them after the next step"
+                f"{background.status()}: variables cannot be fetched while it changes them. They are returned "
+                "when it has ended; `%accelerate inspect NAMES` shows them after the next step"
             )
         return self._workers.require_pool()
 
