@@ -161,8 +161,8 @@ def _check(objects: Iterable[Any], config: Mapping[str, Any]) -> None:
         )
     if "scheduler" not in config and any(item.lr_scheduler_callable is None for item in schedules):
         raise ValueError(
-            "prepare() got a DummyScheduler, and no scheduler is configured: add a section 'scheduler' to the DeepSpeed "
-            "configuration, or give the DummyScheduler lr_scheduler_callable, a function that makes one"
+            "prepare() got a DummyScheduler, and no scheduler is configured: add a section 'scheduler' to the "
+            "DeepSpeed configuration, or give the DummyScheduler lr_scheduler_callable, a function that makes one"
         )
     if has_placeholder and has_scheduler:
         raise ValueError(
