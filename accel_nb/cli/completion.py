@@ -19,7 +19,7 @@ from accel_nb.config.message_text import did_you_mean
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES
 from accel_nb.errors import ConfigError
 
-_COMMAND = re.compile(r"^accel-nb (?P<name>[a-z-]+)(?: (?P<actions>[a-z]+(?:\|[a-z]+)*))?(?= |$)")
+_COMMAND = re.compile(r"^accel-nb (?P<name>[a-z][a-z-]*)(?: (?P<actions>[a-z]+(?:\|[a-z]+)*))?(?= |$)")
 _FLAG = re.compile(r"--[a-z][a-z.-]*")
 
 

@@ -377,7 +377,7 @@ class Accelerator(OwnAccelerator):
         Models that were prepared for evaluation stay prepared: trainers prepare a reference model once, and later call
         this method.
         """
-        self.components.preparer.forget_evaluated()
+        self.components.preparer.drop_evaluated()
         super().free_memory()
         return [None] * len(objects)
 
@@ -442,7 +442,7 @@ class Accelerator(OwnAccelerator):
 
     def _reason_not_to_join(self) -> str | None:
         sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        if self.distributed_type in sharded or not self.components.strategy.capabilities.keeps_local:
+        if self.distributed_type in sharded or not self.components.strategy.capabilities.supports_local_gradients:
             return "each holds shards of the model, which all ranks need in each step"
         return None if self._optimizers else "no optimizer is prepared"
 

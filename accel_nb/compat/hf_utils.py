@@ -19,7 +19,7 @@ from torch import Tensor
 from accel_nb.accelerator.process.logging import get_logger
 from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
-from accel_nb.checkpoint.export import drop_tied_duplicates, save_plain
+from accel_nb.checkpoint.export import drop_tied_duplicates, save_value
 from accel_nb.runtime.distributed.current_world import current_world
 from accel_nb.runtime.process.environment import get_variable
 
@@ -140,7 +140,7 @@ def save(
                 "weights after loading",
                 main_process_only=False,
             )
-        save_plain(obj, f, as_safetensors=safe_serialization)
+        save_value(obj, f, as_safetensors=safe_serialization)
 
 
 def is_torch_tensor(tensor: object) -> bool:

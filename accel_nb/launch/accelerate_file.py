@@ -26,7 +26,9 @@ def read_accelerate_file(path: str) -> ImportedFile:
     document, report = import_file(path)
     flags = _machine_flags(document)
     notes = tuple(
-        f"{name} in {path} is not used: {reason}" for name, reason in report.left.items() if name not in _MACHINE_FIELDS
+        f"{name} in {path} is not used: {reason}"
+        for name, reason in report.not_imported.items()
+        if name not in _MACHINE_FIELDS
     )
     return ImportedFile(Layer("file", report.options, path), flags, notes)
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from accel_nb.launch.rank_task import FINISHING, RankTask
+from accel_nb.launch.rank_task import FINISHING, HANDLING, RankTask
 from accel_nb.launch.stall_reporter import StallComparer
 from accel_nb.notebook.session.interrupts import InterruptCount, count_interrupts
 from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S, GRACE_S, PEER_FAILURE_DELAY_S, describe_exit
@@ -72,6 +72,10 @@ class RankProcess:
     def will_finish(self) -> bool:
         """Return whether the rank has reported, after SIGTERM, that it will stop at the end of a step."""
         return os.pread(self.report_file, len(FINISHING), 0) == FINISHING
+
+    def is_handling(self) -> bool:
+        """Return whether the rank has reported that KeyboardInterrupt was raised in its code, and not that it ended."""
+        return os.pread(self.report_file, os.fstat(self.report_file).st_size, 0).endswith(HANDLING)
 
     def tail(self) -> str:
         """Return the end of the output of a rank whose output is not shown."""
@@ -201,6 +205,7 @@ class JobStopper:
     clock: Callable[[], float] = time.monotonic
     send: Callable[[RankProcess, int], None] = lambda rank, number: _signal(rank, number)
     will_finish: Callable[[RankProcess], bool] = RankProcess.will_finish
+    is_handling: Callable[[RankProcess], bool] = RankProcess.is_handling
     reason: EndReason | None = None
     _num_handled: int = 0
     _stage: int = 0
@@ -208,7 +213,10 @@ class JobStopper:
     _failure_time: float | None = None
 
     def update(self, interrupts: Callable[[], int], *, is_late: bool = False) -> None:
-        """Escalate, if it is due: finish (SIGTERM), interrupt (SIGINT), kill (SIGKILL)."""
+        """Escalate, if it is due: finish (SIGTERM), interrupt (SIGINT), kill (SIGKILL).
+
+        After an interrupt by the user it is not due while the code of a rank handles the KeyboardInterrupt.
+        """
         now = self.clock()
         num_interrupts = interrupts()  # read once: another may arrive at any time
         is_interrupted, self._num_handled = num_interrupts > self._num_handled, num_interrupts
@@ -220,8 +228,14 @@ class JobStopper:
                 return
             self.reason = "interrupted" if is_interrupted else "timeout" if is_late else "failed"
             self._escalate(2 if has_failed else 1, now)
-        elif is_interrupted or now > self._deadline():
+            return
+        if self._stage == 1 and self.reason == "interrupted" and not is_late and self._are_some_handling():
+            self._since = now
+        if is_interrupted or now > self._deadline():
             self._escalate(self._stage + 1, now)
+
+    def _are_some_handling(self) -> bool:
+        return any(rank.code is None and self.is_handling(rank) for rank in self.ranks)
 
     def _deadline(self) -> float:
         if self._stage > 1 or not (self.is_slow_to_finish or any(map(self.will_finish, self.ranks))):

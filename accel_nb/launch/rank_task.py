@@ -20,6 +20,12 @@ PROGRAM = "accel_nb.compat.program"
 FINISHING = b"finishing\n"
 """The text that a rank writes to its report when it will end its step, save and stop."""
 
+HANDLING = b"handling\n"
+"""The text that it writes when KeyboardInterrupt is raised in the target's code, which may handle it."""
+
+ENDED = b"ended\n"
+"""The text that it writes when KeyboardInterrupt has ended the target's code."""
+
 Kind = Literal["script", "module", "notebook"]
 
 

@@ -27,6 +27,7 @@ from accel_nb.config import (
     without_overridden,
 )
 from accel_nb.config.engine_section import ENGINES
+from accel_nb.config.message_text import ranks_text
 from accel_nb.errors import GROUPS, AccelNbError, CellSyntaxError, ConfigError, PoolError, error_text
 from accel_nb.notebook.cells.outputs import KEPT_NAMES
 from accel_nb.notebook.cells.own_magics import replace_magics
@@ -62,6 +63,7 @@ _NO_BACKGROUND = (
     "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is controlled "
     "from its panel"
 )
+_HELP = ["--help"], ["-h"], ["help"]
 _WITHOUT_ARGUMENTS = ("status", "wait", "interrupt", "checkpoint", "doctor", "nodes", "restart")
 _CONNECT = (
     "%accelerate connect takes machines that ssh reaches (HOST,HOST), the address of a Ray cluster (HOST:PORT), slurm, "
@@ -113,7 +115,7 @@ class AccelerateMagics(Magics):
         try:
             if cell is None:
                 self._command(line)
-            elif line.split() in (["--help"], ["-h"]):
+            elif line.split() in _HELP:
                 print(usage())
             else:
                 return self._run(line, cell)
@@ -137,7 +139,8 @@ class AccelerateMagics(Magics):
         try:
             self.session.collect_background()
         except Exception as error:  # assigning to the user's objects may raise anything; the next cell runs anyway
-            print(f"the results of the run in the background could not be applied: {error}", file=sys.stderr)
+            text = error_text(error)
+            print(f"the results of the run in the background could not be applied: {text}", file=sys.stderr)
 
     def release_unused(self, result: object) -> None:
         """Free values that a cell has deleted or replaced, as it ends."""
@@ -210,6 +213,9 @@ class AccelerateMagics(Magics):
             words = shlex.split(line)
         except ValueError as error:
             raise ConfigError(f"%accelerate {line}: {error}; close the quotes") from None
+        if words in _HELP:
+            print(f"%accelerate {'|'.join(self._commands)}\n\n{usage()}")
+            return
         name = words[0] if words else "status"
         command = self._commands.get(name)
         if command is None:
@@ -387,7 +393,7 @@ class AccelerateMagics(Magics):
             words = [str(rank) for rank in logs]
         wrong = [word for word in words if not word.isdecimal() or int(word) not in logs]
         if wrong:
-            raise ConfigError(f"no rank {', '.join(wrong)}; the last cell ran on ranks {', '.join(map(str, logs))}")
+            raise ConfigError(f"no rank {', '.join(wrong)}; the last cell ran on {ranks_text(logs)}")
         return "\n".join(f"--- rank {word}\n{logs[int(word)].text() or 'it printed nothing'}" for word in words)
 
     def _pull(self, words: list[str]) -> str:
@@ -398,7 +404,7 @@ class AccelerateMagics(Magics):
     def _push(self, words: list[str]) -> str:
         names = _parse_names(words, "push")
         self.session.push(names)
-        return f"{', '.join(names)} will be sent with the next cell that uses them"
+        return f"{', '.join(names)} will be sent with the next cell that uses {'it' if len(names) == 1 else 'them'}"
 
 
 def _parse_names(words: list[str], command: str) -> list[str]:

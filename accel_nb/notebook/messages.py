@@ -134,6 +134,8 @@ class TaskReply:
     has_run: bool = True
     """Whether the values of the request have arrived and its code was started."""
     was_idle: bool = False
+    was_interrupted: bool = False
+    """Whether the code has handled an interrupt: the ranks may have got it after different steps."""
     error: ErrorReport | None = None
     memory: OutOfMemoryReport | None = None
     fingerprints: tuple[Any, ...] | None = None
@@ -167,6 +169,11 @@ class RankAnswer:
     death: WorkerDeath | None = None
     """How the process died, if it did."""
     payloads: Payloads = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the rank has run all of the code, without an interrupt."""
+        return self.outcome == "done" and not self.reply.was_interrupted
 
 
 def to_body(record: RunRequest | PullRequest | TaskReply) -> dict[str, Any]:

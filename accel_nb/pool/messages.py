@@ -7,6 +7,7 @@
 - kernel -> monitor thread of a worker: `FinishStep`, `ProposeAction`, `DecideAction`, `Interrupt`, `AbortCollective`,
   `QueryLocation`
 - monitor thread -> kernel: `FinishAnswer`, `StepCount`, `Stopped`, `LocationReport`
+- user code -> kernel: `InterruptReport`, wherever the main thread is
 
 The monitor thread has a separate channel, which it reads even while the main thread of the worker is busy.
 """
@@ -198,6 +199,19 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True)
+class InterruptReport:
+    """After an interrupt: whether the user code has got it.
+
+    ``is_raised``: KeyboardInterrupt was raised in the user code of the request, which may handle it and go on. False:
+    the interpreter has ignored it, as it does with errors in destructors.
+    """
+
+    kind: ClassVar[str] = "interrupt_report"
+    number: int
+    is_raised: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """After an interrupt: the user code of the request has ended on this rank."""
 
@@ -308,6 +322,7 @@ _RECORDS: dict[str, type] = {
         DecideAction,
         ActionDone,
         Interrupt,
+        InterruptReport,
         Stopped,
         AbortCollective,
         QueryLocation,

@@ -25,6 +25,7 @@ from accel_nb.pool.engine import (
 from accel_nb.pool.messages import (
     ActionDone,
     FinishAnswer,
+    InterruptReport,
     LocationReport,
     RankMessage,
     Reply,
@@ -370,12 +371,14 @@ def _dispatch(
     Records of an earlier request are dropped.
     """
     record = arrival.record
-    if not isinstance(record, Stopped | FinishAnswer | LocationReport | StepCount | ActionDone):
+    if not isinstance(record, Stopped | InterruptReport | FinishAnswer | LocationReport | StepCount | ActionDone):
         return False
     if record.number != number:
         return True
     if isinstance(record, Stopped):
         escalation.record_stopped(arrival.rank)
+    elif isinstance(record, InterruptReport):
+        escalation.record_interrupt(arrival.rank, is_raised=record.is_raised)
     elif isinstance(record, StepCount):
         coordinator.record_count(arrival.rank, record)
     elif isinstance(record, ActionDone):

@@ -1,8 +1,8 @@
 """PyTorch/XLA: operations are recorded, compiled as one program for each step, and run on every chip of a process.
 
-One process owns all chips that are visible to it (SPMD): in the program tensors are whole, a batch is divided
-along its first dim over a mesh of the chips, and the compiler inserts the collectives between them. Several processes,
-each with a chip of its own, average gradients through the communicator instead.
+One process owns all chips that are visible to it (SPMD): in the program tensors are whole, a batch is divided along its
+first dim over a mesh of the chips, and the compiler inserts the collectives between them. Several processes, each with
+one chip, average gradients through the communicator instead.
 
 A step's program is compiled when its shapes are first seen, so nothing here may depend on numbers, only on shapes.
 """
@@ -73,7 +73,7 @@ class Xla(ReplicaStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(
         priority=10,
         device_types=frozenset({"cpu", "xla"}),
-        native_step=True,
+        overrides_step=True,
         places_batches=True,
         open_device=_open_device,
         problem=why_no_xla,
@@ -197,7 +197,7 @@ class Xla(ReplicaStrategy):
 
     @torch.no_grad()
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load every state dict, and divide again what was divided."""
+        """Load every state dict, and shard again the tensors that were sharded."""
         super().write_state(bundle, state)
         for model in bundle.models:
             self._divide(model.parameters())
@@ -206,7 +206,7 @@ class Xla(ReplicaStrategy):
         self._xla.sync()
 
     def describe(self) -> dict[str, Any]:
-        """Return how many chips of what kind this process drives, and whether they share the parameters."""
+        """Describe the number and kind of chips that this process drives, and whether they shard the parameters."""
         facts: dict[str, Any] = {"chips": f"{self._num_chips} x {self._kind}"}
         return facts | ({"shard_params": True} if self._is_dividing else {})
 
@@ -220,7 +220,7 @@ class Xla(ReplicaStrategy):
         return self.options.shard_params and self._mesh is not None
 
     def _average(self, bundle: Bundle) -> None:
-        """Average the gradients that the bundle's optimizers step; a rank that has none counts as zero."""
+        """Average the gradients that the bundle's optimizers step; missing ones count as zero."""
         stepped = set(map(id, stepped_parameters(*bundle.optimizers)))
         models = [model for key, model in self._wrapped.items() if key not in self._local]
         found = {id(value): value for model in models for value in model.parameters() if id(value) in stepped}
@@ -237,7 +237,7 @@ class Xla(ReplicaStrategy):
                 gradient.copy_(mean.view_as(gradient))
 
     def _divide(self, tensors: Iterable[Tensor]) -> None:
-        """Divide tensors along the largest dim that the chips divide, if the options say so."""
+        """Shard tensors along the largest dim that is divisible by the number of chips, if the options require it."""
         if not self._is_dividing:
             return
         for tensor in tensors:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.ui.comm_routing import handle_on_addressed_subshell
+from accel_nb.ui.comm_routing import handle_beside_cells
 from accel_nb.ui.messages import JsonNumber, MetricFact
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class SidebarComm:
         comm.send(self._describe().message())
 
     def _add(self, comm: Any) -> None:
-        handle_on_addressed_subshell(comm)
+        handle_beside_cells(comm)
         self._comms[comm.comm_id] = comm
         comm.on_msg(lambda message: self._on_message(comm, message))
         comm.on_close(lambda _: self._remove(comm.comm_id))

@@ -12,7 +12,7 @@ from typing import Any
 
 from ipywidgets import HTML, Button, HBox, Image, Layout, VBox
 
-from accel_nb.ui.comm_routing import handle_on_addressed_subshell
+from accel_nb.ui.comm_routing import handle_beside_cells
 from accel_nb.ui.fallback import Painter, static_bundle
 from accel_nb.ui.picture import STATUS_COLORS
 from accel_nb.ui.view import PanelState
@@ -96,7 +96,7 @@ class CoreWidgetDisplay:
     def _button(self, label: str, hint: str, act: Callable[[], None]) -> Button:
         button = Button(description=label, tooltip=hint, layout=Layout(width="auto"))
         button.on_click(lambda _: act())
-        handle_on_addressed_subshell(button.comm)
+        handle_beside_cells(button.comm)
         return button
 
     def _toggle(self) -> None:

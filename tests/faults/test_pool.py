@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from accel_nb.errors import IllegalTransition, PoolError
+from accel_nb.pool.control.stop_escalation import GRACE_S
 from accel_nb.pool.engine import WorkerEnded, WorkerSpec
 from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
@@ -177,6 +178,84 @@ def test_a_rank_that_ignores_the_interrupt_is_killed_and_replaced(pool):
     assert reason == "interrupt"
     assert {answer.rank: answer.outcome for answer in answers} == {0: "died", 1: "interrupted"}
     assert results(pool) == HEALTHY
+
+
+ENDLESS = "print('go', flush=True)\nwhile True: pass"
+HANDLING = """
+import time
+try:
+    print("go", flush=True)
+    while True: pass
+except KeyboardInterrupt:
+    until = time.monotonic() + {seconds}
+    print("handling", flush=True)
+    while time.monotonic() < until: pass
+"""
+
+
+def all_have_printed(recorder: Recorder, *words: bytes):
+    """Return presses(): one for each of the words that both ranks have printed."""
+    return lambda: sum(all(word in recorder.text.get((rank, "stdout"), b"") for rank in range(2)) for word in words)
+
+
+def test_code_that_handles_an_interrupt_may_take_long(pool):
+    code, recorder = HANDLING.format(seconds=GRACE_S + 0.5) + "result = 3", Recorder()
+    answers, reason = run_code(pool, code, ENDLESS, recorder=recorder, num_interrupts=all_have_printed(recorder, b"go"))
+    assert reason == "interrupt"
+    assert {answer.rank: (answer.outcome, answer.body.get("result")) for answer in answers} == {
+        0: ("done", 3),
+        1: ("interrupted", None),
+    }
+    assert results(pool) == HEALTHY
+
+
+def test_code_that_handles_an_interrupt_is_interrupted_again_by_a_second_one(pool):
+    run_code(pool, "kept = 7")
+    recorder = Recorder()
+    presses = all_have_printed(recorder, b"go", b"handling")
+    answers, _ = run_code(pool, HANDLING.format(seconds=60), recorder=recorder, num_interrupts=presses)
+    assert [answer.outcome for answer in answers] == ["interrupted"] * 2
+    answers, _ = run_code(pool, "result = kept")
+    assert [answer.body["result"] for answer in answers] == [7, 7]
+
+
+def test_a_collective_of_code_that_handles_an_interrupt_waits_for_no_rank_that_has_left(pool):
+    code, recorder = HANDLING.format(seconds=0) + REDUCE, Recorder()
+    answers, _ = run_code(pool, code, ENDLESS, recorder=recorder, num_interrupts=all_have_printed(recorder, b"go"))
+    assert {answer.rank: answer.outcome for answer in answers} == {0: "raised", 1: "interrupted"}
+    assert results(pool) == HEALTHY
+
+
+def test_an_interrupt_that_comes_as_the_user_code_has_ended_is_none(pool):
+    at_exit = """
+import signal, sys
+def interrupt(frame, event, arg):
+    if event == "call" and frame.f_code.co_name == "__exit__":
+        sys.setprofile(None)
+        worker._interrupted = worker._running
+        signal.raise_signal(signal.SIGINT)
+sys.setprofile(interrupt)
+"""
+    answers, _ = run_code(pool, at_exit)
+    assert [answer.outcome for answer in answers] == ["done"] * 2
+    recorder = Recorder()
+    answers, _ = run_code(pool, ENDLESS, recorder=recorder, num_interrupts=all_have_printed(recorder, b"go"))
+    assert [answer.outcome for answer in answers] == ["interrupted"] * 2
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost(pool):
+    recorder = Recorder()
+    code = """
+class Slow:
+    def __del__(self):
+        print("go", flush=True)
+        while True: pass
+Slow()
+while True: pass
+"""
+    answers, _ = run_code(pool, code, recorder=recorder, num_interrupts=all_have_printed(recorder, b"go"))
+    assert [answer.outcome for answer in answers] == ["interrupted"] * 2
+    assert (0, "stderr") not in recorder.text
 
 
 @pytest.mark.parametrize("code", ["import os; os._exit(0)", "import os; os._exit(7)", "import os; os.abort()"])

@@ -46,6 +46,7 @@ IN_SUBGROUP = place(**SUBGROUP, sequence=9, entered={"0": 27, "1": 9})
             True,
             "rank 0 has ended and does not enter it: look for a branch",
         ),
+        ([ended(), place(), ended()], True, "ranks 0 and 2 have ended and do not enter it: look for a branch"),
         ([ended(sequence=28), place()], False, "does not enter it: interrupt, and look for a branch"),
         ([ended(), place(is_open=False)], False, "does not enter it: interrupt, and look for a branch"),
         ([place(**SUBGROUP), place(**SUBGROUP), ended(group=None, sequence=None)], False, "interrupt"),

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.training.lr_preview import preview_rates
+from accel_nb.accelerator.training.lr_preview import preview_learning_rates
 from accel_nb.accelerator.training.pure_function import is_pure
 from accel_nb.telemetry.events import Event, LearningRatePlan, StepDone, from_message, to_message
 from accel_nb.ui.view import PanelState
@@ -86,7 +86,7 @@ def test_a_plan_is_what_the_schedule_gives_and_leaves_it_as_it_is(name: str, num
         scheduler.step()
     before = copy.deepcopy((scheduler.state_dict(), optimizer.state_dict()))
     draws = random.getstate(), torch.get_rng_state()
-    rates = preview_rates(scheduler, num_unknown=20)
+    rates = preview_learning_rates(scheduler, num_unknown=20)
     assert (scheduler.state_dict(), optimizer.state_dict()) == before
     assert random.getstate() == draws[0]
     assert torch.equal(torch.get_rng_state(), draws[1])
@@ -99,11 +99,11 @@ def test_a_plan_is_what_the_schedule_gives_and_leaves_it_as_it_is(name: str, num
 
 def test_a_long_plan_is_thinned_and_one_that_must_be_followed_is_cut():
     _, scheduler = trained(lambda optimizer: schedules.OneCycleLR(optimizer, 0.5, total_steps=3_000_000))
-    rates = preview_rates(scheduler)
+    rates = preview_learning_rates(scheduler)
     assert len(rates) == 512
     assert max(rates) == 2_999_999
     _, scheduler = trained(lambda optimizer: schedules.MultiplicativeLR(optimizer, lambda step: 0.999))
-    assert max(preview_rates(scheduler, num_unknown=10**6)) == 2000
+    assert max(preview_learning_rates(scheduler, num_unknown=10**6)) == 2000
 
 
 class Own(schedules.LRScheduler):
@@ -143,7 +143,7 @@ def test_what_does_not_follow_from_the_step_has_no_plan_and_is_not_called():
     for make in makes:
         _, scheduler = trained(make)
         num_calls = len(calls)
-        assert preview_rates(scheduler, num_unknown=10) == {}
+        assert preview_learning_rates(scheduler, num_unknown=10) == {}
         assert len(calls) == num_calls
 
 

@@ -153,7 +153,7 @@ def test_the_build_of_torch_is_read_without_importing_it():
 def test_the_doctor_says_what_a_platform_and_its_devices_mean():
     machine = replace(inspect_machine(), gpus=(P100, T4))
     lines = "\n".join(map(str, diagnose(machine, signals("KAGGLE_KERNEL_RUN_TYPE"))))
-    for part in ("platform: Kaggle", "is a core widget", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
+    for part in ("platform: Kaggle", "panel: core widget", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
         assert part in lines
     lines = "\n".join(map(str, diagnose(machine, PlatformSignals({"TPU_ACCELERATOR_TYPE": "v3-8"}, KERNEL))))
     assert (why := why_no_xla()) is not None

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.training.lr_control import scale_rates
+from accel_nb.accelerator.training.lr_control import scale_learning_rates
 from accel_nb.accelerator.training.run_control import (
     ControlReceiver,
     TrainingStopped,
@@ -284,7 +284,7 @@ def rates_of(name: str, factor: float) -> list[list[float]]:
     for step in range(30):
         optimizer.step()
         if step == 9:
-            scale_rates([optimizer], [scheduler], factor)
+            scale_learning_rates([optimizer], [scheduler], factor)
         scheduler.step()
         rates.append([group["lr"] for group in optimizer.param_groups])
         assert scheduler.get_last_lr() == rates[-1]
@@ -303,7 +303,7 @@ def test_a_rate_that_groups_share_is_scaled_once():
     parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
     optimizer = torch.optim.Adam([{"params": [value]} for value in parameters], lr=torch.tensor(0.1))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-    scale_rates([optimizer], [scheduler], 0.5)
+    scale_learning_rates([optimizer], [scheduler], 0.5)
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.05, 0.05])
     assert [float(rate) for rate in scheduler.base_lrs] == pytest.approx([0.05, 0.05])
 

@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 class PlainState:
-    """The places of values that a model's code may read; searched again when one is added, or an object is replaced."""
+    """The values that a model's code may read, by container and key; searched again if one is added or replaced."""
 
     def __init__(self, model: nn.Module) -> None:
         found = list(find_plain_sources(model))

@@ -164,7 +164,7 @@ class PlainCells:
             stack.callback(self._calls.close)
             stack.callback(self._loss_check.end)
             stack.callback(self._end_division)
-            stack.callback(self._preparation.forget_pending)
+            stack.callback(self._preparation.pop_pending)
             try:
                 yield
             finally:
@@ -222,7 +222,7 @@ class PlainCells:
                 )
             )
             functions.replace_all(self._fresh_seeds.replacements())
-        # Else other samples may be read by each rank, or ranks are absent.
+        # Otherwise ranks may read different samples, or only some ranks run the cell.
         if self._writes_once and self._division.mode != "data" and not is_on_some_ranks:
             self._files.replace_commands(stack, functions)
 
@@ -232,7 +232,7 @@ class PlainCells:
         return (value for part in parts for value in part._parameters.values() if value is not None)
 
     def _gathers_metrics(self) -> bool:
-        """Return whether ranks have metrics of shares; a library's trainer decides by itself what its ranks read."""
+        """Return whether libraries must gather metrics: ranks have read shares, or a library trains."""
         libraries = metric_gathering.METRIC_LIBRARIES
         if self._division.has_read_both and any(name in sys.modules for name in libraries):
             warn_gathered_counts(self._accelerator)

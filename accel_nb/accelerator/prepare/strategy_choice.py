@@ -100,7 +100,7 @@ class StrategyPlanner:
         batch: BatchSizeMeaning,
         free: int,
     ) -> dict[str, Any] | None:
-        """Return the options and a line with the reason; options are None if nothing fits. None: without a forecast."""
+        """Return the options (None if nothing fits) and a line with the reason; None if no forecast is needed."""
         model = models[0] if len(models) == 1 else nn.ModuleList(models)
         sizes: dict[str, Any] = {"optimizer": optimizers} if optimizers else {}
         setting = self._setting(free)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from accel_nb.accelerator.training.autosave import Autosave
-from accel_nb.accelerator.training.lr_control import first_rate, scale_rates, set_rates
+from accel_nb.accelerator.training.lr_control import first_learning_rate, scale_learning_rates, set_learning_rates
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import CheckpointError
 from accel_nb.telemetry.actions import (
@@ -58,12 +58,15 @@ class ControlReceiver:
         report: Callable[[int, int, str], object],
         describe_name: Callable[[str], str],
         report_memory_snapshot: Callable[[int], str] = lambda step: NO_MEMORY_SNAPSHOT,
+        report_interrupt: Callable[[], object] = lambda: None,
     ) -> None:
         """Create a receiver without actions.
 
         ``report`` is called with an action's number, the step and the outcome. ``describe_name`` returns a description
         of a variable. ``report_memory_snapshot`` reports a snapshot of memory after a step and returns the outcome.
+        ``report_interrupt`` is called before an interrupt is raised at the end of a step.
         """
+        self.report_interrupt = report_interrupt
         self._report = report
         self._describe_name = describe_name
         self._report_memory_snapshot = report_memory_snapshot
@@ -185,15 +188,15 @@ class RunController:
 
     def _change_learning_rate(self, action: ScaleLearningRate | SetLearningRate) -> str:
         optimizers, schedulers = self.stepper.bundle.optimizers, self.stepper.bundle.schedulers
-        before = first_rate(optimizers)
+        before = first_learning_rate(optimizers)
         if before is None:
             return "the learning rate was not changed: the optimizers have none"
         if isinstance(action, SetLearningRate) and before == 0:
-            set_rates(optimizers, action.value)
+            set_learning_rates(optimizers, action.value)
         else:
             factor = action.factor if isinstance(action, ScaleLearningRate) else action.value / before
-            scale_rates(optimizers, schedulers, factor)
-        return f"learning rate {before:.4g} -> {first_rate(optimizers):.4g}"
+            scale_learning_rates(optimizers, schedulers, factor)
+        return f"learning rate {before:.4g} -> {first_learning_rate(optimizers):.4g}"
 
 
 def describe_value(value: Any) -> str:

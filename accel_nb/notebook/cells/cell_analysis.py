@@ -26,7 +26,7 @@ from accel_nb.notebook.cells.user_names import is_reserved
 from accel_nb.pool.sync.objects.object_kinds import attributes_of
 from accel_nb.pool.sync.reductions.custom_operators import called_operators
 from accel_nb.runtime.code_objects import nested_codes
-from accel_nb.runtime.generators import generator_values
+from accel_nb.runtime.python_generators import generator_values
 
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
 _DISTRIBUTED_NAMES = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import attributes_of, is_tensor
-from accel_nb.runtime.generators import generator_values
+from accel_nb.runtime.python_generators import generator_values
 
 _MAX_ITEMS = 64
 """Containers with more items are treated as data."""

@@ -49,9 +49,7 @@ def diagnose(machine: Machine | None = None, signals: PlatformSignals | None = N
     platform = detect_platform(signals)
     tpu = find_tpu(signals)
     return [
-        Finding(
-            "ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; the panel is a {platform.display_mode}"
-        ),
+        Finding("ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; panel: {platform.display_mode}"),
         *(Finding("note", advice) for advice in platform.advice),
         *_packages(),
         *inspect_devices(machine),
@@ -74,7 +72,7 @@ def inspect_devices(machine: Machine) -> list[Finding]:
 
 def _packages() -> Iterator[Finding]:
     yield from (Finding("warning", problem) for problem in unmet_requirements())
-    for name in ("torch", "torch_xla", "deepspeed"):
+    for name in ("accel_nb", "torch", "torch_xla", "deepspeed"):
         try:
             yield Finding("ok", f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:

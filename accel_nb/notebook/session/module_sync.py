@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from IPython.core.getipython import get_ipython
 
 import accel_nb
-from accel_nb.errors import ShippingError
+from accel_nb.errors import ShippingError, error_text
 from accel_nb.installed_files import is_of_library
 from accel_nb.notebook.messages import ReloadMode, SentModule
 from accel_nb.runtime.process.user_code import modules_imported_after
@@ -157,8 +157,8 @@ class WorkerModules:
                 continue
             except Exception as error:  # the module may raise anything
                 raise ShippingError(
-                    f"the module {name} cannot be imported on the workers: {type(error).__name__}: {error}. Leave it "
-                    "out of the cell."
+                    f"the module {name} cannot be imported on the workers: {type(error).__name__}: "
+                    f"{error_text(error)}. Leave it out of the cell."
                 ) from error
         self._began_ns = time.time_ns()
 
@@ -191,7 +191,7 @@ class WorkerModules:
             except Exception as error:  # the user's module may raise anything
                 raise ShippingError(
                     f"the module {name} has changed and cannot be reloaded on the workers: "
-                    f"{type(error).__name__}: {error}. Correct the file and run the cell again."
+                    f"{type(error).__name__}: {error_text(error)}. Correct the file and run the cell again."
                 ) from error
             if stamp is not None:
                 self._unreported[name] = (known[name], *stamp)

@@ -28,6 +28,7 @@ from accel_nb.notebook.session.log_handlers import seek_ends
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
 from accel_nb.notebook.session.own_modules import SentUserModules
 from accel_nb.notebook.session.process_settings import apply_returned
+from accel_nb.notebook.session.registered_functions import RegisteredFunctions
 from accel_nb.notebook.session.replica_check import find_different_names
 from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.notebook.session.set_order import SetOrder
@@ -58,6 +59,7 @@ class NamespaceSession:
     _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
     _own_modules: SentUserModules = field(default_factory=SentUserModules)
     _imported: ImportedChanges = field(default_factory=ImportedChanges)
+    _registered: RegisteredFunctions = field(default_factory=lambda: RegisteredFunctions(knows_present=False))
     _set_order: SetOrder = field(default_factory=lambda: SetOrder(has_same_hashes=has_fixed_hashes()))
     _pool: Pool | None = None
     _unanswered: PackedCell | None = None
@@ -174,6 +176,7 @@ class NamespaceSession:
             )
             has_equal_ranks = request.is_plain and not (request.may_depend_on_rank or request.is_on_some_ranks)
             self._has_equal_ranks = has_equal_ranks or pool.size == 1
+            lines += self._registered.describe_new(is_worker=False)
             lines += [*notes, *(f"left out: {problem}" for problem in prepared.left_out.values())]
             poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
             return replace(packed, bodies=_bodies_of(request, payloads, chosen, pool.size), poll_s=poll_s), lines
@@ -294,7 +297,7 @@ class NamespaceSession:
             lines += outdated.values()
             lines += [] if received.items is None else received.items.describe_other_uses(outdated)
         self._registry.record_different(find_different_names(list(answers)))
-        if not self._has_equal_ranks or any(answer.outcome != "done" for answer in answers):
+        if not self._has_equal_ranks or not all(answer.is_complete for answer in answers):
             self._registry.record_rank_dependent()
         return lines
 

@@ -34,6 +34,7 @@ from accel_nb.notebook.session.log_handlers import (
     remove_handlers,
     set_handlers,
 )
+from accel_nb.notebook.session.registered_functions import RegisteredFunctions
 from accel_nb.runtime.process.environment import GPU_VARIABLE, notebook_variables, set_variables
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ _ATTENTION = {
     "cudnn_sdp_enabled": "enable_cudnn_sdp",
 }
 """Functions of torch that return whether a kernel of attention is allowed, and those that set it."""
+
+_TEXT_FORMAT = ("float_precision", "pprint", "max_width", "max_seq_length")
+"""Settings of the strings by which IPython shows values, as ``%precision`` and ``%pprint`` set them."""
 
 _PLAIN = bool | int | float | str | None
 
@@ -85,10 +89,12 @@ class ChangedSettings:
     def __init__(self) -> None:
         self._before = _read_all({})
         self._handlers = ChangedHandlers()
+        self._functions = RegisteredFunctions(knows_present=True)
 
     def find(self) -> tuple[dict[str, Any], list[str]]:
         """Return the changes, for `apply_settings` in the notebook, and lines about changes that are not sent."""
         handlers, lines = self._handlers.find()
+        lines += self._functions.describe_new(is_worker=True)
         return find_changes(self._before, _read_all(self._before)) | handlers, lines
 
 
@@ -136,6 +142,8 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
     }
     if (shell := get_ipython()) is not None:
         found["shown_values"] = shell.ast_node_interactivity
+        text = shell.display_formatter.formatters["text/plain"]
+        found["shown_text"] = {name: getattr(text, name) for name in _TEXT_FORMAT}
     if (inline := sys.modules.get("matplotlib_inline.config")) is not None and inline.InlineBackend.initialized():
         found["figure_formats"] = _read_figure_formats(inline.InlineBackend.instance())
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -275,6 +283,12 @@ def _set_shown_values(mode: str) -> None:
     """Set which values of a cell are shown, as ``last_expr`` or ``all``."""
     if (shell := get_ipython()) is not None:
         shell.ast_node_interactivity = mode
+
+
+def _set_text_format(values: Mapping[str, Any]) -> None:
+    shell = get_ipython()
+    for name, value in {} if shell is None else values.items():
+        setattr(shell.display_formatter.formatters["text/plain"], name, value)
 
 
 def _read_pandas(pandas: Any, before: Iterable[str]) -> dict[str, Any]:
@@ -579,6 +593,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch_device": _set_default_device,
     "torch_hub": lambda value: setattr(_torch().hub, "_hub_dir", value),
     "shown_values": _set_shown_values,
+    "shown_text": _set_text_format,
     "figure_formats": _set_figure_formats,
     "plots_at_once": lambda value: importlib.import_module("matplotlib").interactive(value),
     "plot_backend": _set_plot_backend,

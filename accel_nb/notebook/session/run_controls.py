@@ -74,7 +74,7 @@ class RunControls:
         return request
 
     def interrupt(self) -> None:
-        """Interrupt the run at any point of its code. A second interrupt kills ranks that have not stopped."""
+        """Interrupt the run at any point of its code. A second one kills ranks that it has not reached."""
         self.show_message("interrupting ...", False)
         self.queue.interrupt()
 

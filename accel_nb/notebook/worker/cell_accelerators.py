@@ -63,7 +63,7 @@ class CellAccelerators:
     def get(self, kind: str, resolved: Resolved, *, is_on_some_ranks: bool) -> Accelerator:
         """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
         current = self._own.get(kind)
-        if current is not None and (current[0] is resolved or current[0].of_training == resolved.of_training):
+        if current is not None and (current[0] is resolved or current[0].training_key == resolved.training_key):
             return current[1]
         self._close(kind)
         world, group = self._worker.world, self._worker.group
@@ -122,7 +122,7 @@ class CellAccelerators:
         self._objects_to_prepare = ()
         self._incomplete.update(suspended)
 
-    def make_rng_equal(self, request: RunRequest, seed: int | None) -> None:
+    def synchronize_rng(self, request: RunRequest, seed: int | None) -> None:
         """Make the random generators of all ranks equal at the start of a cell; loaders that shard change that.
 
         All ranks must call it, since rank 0's states are broadcast.

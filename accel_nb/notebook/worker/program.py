@@ -76,7 +76,10 @@ class CellProgram:
         self._shell_names = frozenset(self._namespace)
         self._result_sender = ResultSender(worker.payloads)
         self._control_receiver = ControlReceiver(
-            worker.report_action_done, self._describe_name, self._report_memory_snapshot
+            worker.report_action_done,
+            self._describe_name,
+            self._report_memory_snapshot,
+            lambda: worker.report_interrupt(is_raised=True),
         )
         self._accelerators = CellAccelerators(worker, self._namespace)
         self._options: tuple[str, Resolved] | None = None
@@ -223,8 +226,8 @@ class CellProgram:
                 lines = [*lines, hint]
             report = make_error_report(error, lines, self._namespace)
             return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
-        if request.is_on_some_ranks:
-            return "done", TaskReply()
+        if request.is_on_some_ranks or self._worker.was_interrupted:
+            return "done", TaskReply(was_interrupted=self._worker.was_interrupted)
         fingerprints = tuple(accelerator.fingerprint() for accelerator in self._accelerators.open_accelerators())
         return "done", TaskReply(fingerprints=fingerprints, values=self._digest_values(request))
 
@@ -325,7 +328,7 @@ class CellProgram:
             if not request.is_empty and (request.uses_accelerator or call is None):
                 self._shell.ast_transformers = self._open_accelerator(request, resolved, stack)
             if not request.is_empty:
-                self._accelerators.make_rng_equal(request, resolved.config.seed)
+                self._accelerators.synchronize_rng(request, resolved.config.seed)
             error = self._run_source(request) if call is None else self._run_call(call)
             try:
                 stack.close()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from accel_nb.config.message_text import ranks_text
 from accel_nb.pool.engine import Engine, ObservedState
 from accel_nb.pool.messages import QueryLocation, RankLocation
 
@@ -80,12 +81,9 @@ class HangDetector:
             return {}
         rank, location = min(unchanged.items())
         what = "a collective" if location.sequence is None else _collective(location)
-        return {
-            ended[
-                0
-            ]: f"rank {rank} waits in {what} {_at(location)}; rank {', '.join(map(str, ended))} has ended and does "
-            f"not enter it: {'' if self.is_stuck else 'interrupt, and '}look for a branch that only some ranks take"
-        }
+        never = "have ended and do not enter it" if len(ended) > 1 else "has ended and does not enter it"
+        advice = f"{'' if self.is_stuck else 'interrupt, and '}look for a branch that only some ranks take"
+        return {ended[0]: f"rank {rank} waits in {what} {_at(location)}; {ranks_text(ended)} {never}: {advice}"}
 
     def _is_deadlock(self, unchanged: Mapping[int, RankLocation], waiting: set[int]) -> bool:
         """Return whether all running ranks are in collectives that can never complete.
@@ -154,7 +152,7 @@ def describe_late_ranks(locations: Mapping[int, RankLocation], unsure: set[int])
             if (other.channel, other.sequence) == (newest.channel, newest.sequence)
         ]
         lines[late] = (
-            f"rank {', '.join(map(str, who))} wait{'s' * (len(who) == 1)} in {_collective(newest)} for rank {late}, "
+            f"{ranks_text(who)} wait{'s' * (len(who) == 1)} in {_collective(newest)} for rank {late}, "
             f"which is {_at(location)}"
         )
     return lines

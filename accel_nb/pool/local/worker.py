@@ -17,8 +17,8 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
+from types import FrameType
 from typing import Any
 
 from accel_nb.pool.channel import Channel
@@ -32,6 +32,7 @@ from accel_nb.pool.messages import (
     FinishAnswer,
     FinishStep,
     Interrupt,
+    InterruptReport,
     LocationReport,
     ProposeAction,
     QueryLocation,
@@ -127,8 +128,13 @@ class Worker:
         """Report that a requested action was performed after a step."""
         self._control.send(encode(ActionDone(self._request_number, action_id, step, text)))
 
+    def report_interrupt(self, *, is_raised: bool) -> None:
+        """Report that KeyboardInterrupt is raised in the user code, or that the interpreter has ignored it."""
+        self._control.send(encode(InterruptReport(self._request_number, is_raised)))
+
     def serve(self) -> None:
         """Run requests until the kernel closes the channel."""
+        sys.unraisablehook = self._handle_unraisable
         threading.Thread(target=self._run_monitor, name="accel_nb monitor", daemon=True).start()
         self._control.send(encode(WorkerReady(self.world.rank, os.getpid())))
         while True:
@@ -144,29 +150,30 @@ class Worker:
         """Whether the running request was interrupted, by the user or because another rank failed."""
         return self._interrupted_request == self._request_number
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> AbstractContextManager[None]:
         """Return a context manager; only inside of it do interrupts of the running request raise KeyboardInterrupt.
 
         An interrupt that arrived earlier is raised on entry.
         """
-        try:
-            try:
-                with self._request_lock:
-                    self._running_request = self._request_number
-                    if self._interrupted_outside == self._request_number:
-                        self._interrupted_request = self._request_number
-                if self.was_interrupted:
-                    raise KeyboardInterrupt
-                yield
-            finally:
-                self._running_request = None
-        finally:
-            self._running_request = None
-            with self._request_lock:  # wait if the monitor thread is handling a record for this block
-                self._last_ended = self._request_number
-                if self.was_interrupted:
-                    self._send_stopped(self._request_number)
+        return _InterruptibleBlock(self)
+
+    def begin_user_code(self) -> None:
+        """Begin a block that can be interrupted; raise KeyboardInterrupt if it has been already."""
+        with self._request_lock:
+            self._running_request = self._request_number
+            if self._interrupted_outside == self._request_number:
+                self._interrupted_request = self._request_number
+        if self.was_interrupted:
+            self.end_user_code()
+            raise KeyboardInterrupt
+
+    def end_user_code(self) -> None:
+        """End a block that can be interrupted."""
+        self._running_request = None
+        with self._request_lock:  # wait if the monitor thread is handling a record for this block
+            self._last_ended = self._request_number
+            if self.was_interrupted:
+                self._send_stopped(self._request_number)
 
     def _run_request(self, request: TaskRequest, payloads: Payloads) -> None:
         self._request_number = request.number
@@ -217,9 +224,22 @@ class Worker:
 
         return SocketStore(socket.socket(fileno=os.dup(self._store)), timeout_s=self._timeout_s)
 
-    def _on_interrupt(self, signum: int, frame: object) -> None:
-        if self._running_request is not None and self._running_request == self._interrupted_request:
+    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if (
+            self._running_request is not None
+            and self._running_request == self._interrupted_request
+            and not _InterruptibleBlock.changes(frame)
+        ):
+            self.report_interrupt(is_raised=True)
             raise KeyboardInterrupt
+
+    def _handle_unraisable(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Report an interrupt that was raised in a destructor or a callback, where the interpreter ignores errors."""
+        is_interrupt = issubclass(ignored.exc_type, KeyboardInterrupt)
+        if is_interrupt and self._running_request is not None and self._running == self._interrupted_request:
+            self.report_interrupt(is_raised=False)
+        else:
+            sys.__unraisablehook__(ignored)
 
     def _run_monitor(self) -> None:
         main = threading.main_thread().ident
@@ -284,6 +304,31 @@ class Worker:
     def _send_stopped(self, number: int) -> None:
         """Report that user code has ended, so that this rank is not killed while it packs results."""
         self._control.send(encode(Stopped(number)))
+
+
+class _InterruptibleBlock:
+    """The context manager of `Worker.interruptible`.
+
+    No interrupt is raised in its methods: the block would not be ended, and the next one would end with it when the
+    error of the interrupt is freed.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __enter__(self) -> None:
+        self._worker.begin_user_code()
+
+    def __exit__(self, *error: object) -> None:
+        self._worker.end_user_code()
+
+    @classmethod
+    def changes(cls, frame: FrameType | None) -> bool:
+        """Return whether a frame is that of one of the methods, or called by one."""
+        codes = cls.__enter__.__code__, cls.__exit__.__code__
+        while frame is not None and frame.f_code not in codes:
+            frame = frame.f_back
+        return frame is not None
 
 
 def _path(descriptor: int) -> str:

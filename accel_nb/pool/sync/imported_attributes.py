@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from accel_nb.errors import error_text
 from accel_nb.pool.sync.contents.content_kinds import content_of, set_content
 from accel_nb.pool.sync.contents.plain_objects import is_plain_object
 from accel_nb.pool.sync.objects.object_kinds import is_plain_array, is_tensor, is_training_object
@@ -184,7 +185,7 @@ def describe_copy_problem(value: Any, namespace: dict[str, Any]) -> str | None:
     try:
         dump(value, namespace=namespace, shared={})
     except Exception as error:  # a value's own reduction may raise anything
-        return f"cannot be copied: {type(error).__name__}: {error}"
+        return f"cannot be copied: {type(error).__name__}: {error_text(error)}"
     return None
 
 

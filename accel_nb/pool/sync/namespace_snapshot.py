@@ -30,7 +30,7 @@ from accel_nb.pool.sync.objects.shared_ids import OptimizerParts, SharedObjects,
 from accel_nb.pool.sync.paths.function_caches import cached_functions
 from accel_nb.pool.sync.paths.object_paths import is_below_training_object, referenced_objects, root_name
 from accel_nb.pool.sync.references import ReferenceRecorder
-from accel_nb.runtime.distributed.sharded import latest
+from accel_nb.runtime.distributed.sharded import current_replacement
 
 
 @dataclass(slots=True)
@@ -270,7 +270,7 @@ def _to_weak(value: Any) -> Any:
 
 
 def _resolve_weak(reference: Any) -> Any:
-    return latest(reference() if type(reference) is _WeakReference else reference)
+    return current_replacement(reference() if type(reference) is _WeakReference else reference)
 
 
 def tracked_fingerprint(value: Any, namespace: Namespace, shared: SharedObjects) -> Fingerprint | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from accel_nb.errors import error_text
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
     set_module_attributes,
@@ -210,7 +211,10 @@ def _set_content(namespace: Namespace, value: Any, content: Any) -> None:
 
 def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, str]:
     """Return by path one line with the reason why a value could not be rebuilt."""
-    return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
+    return {
+        path: f"cannot be rebuilt {where}: {type(error).__name__}: {error_text(error)}"
+        for path, error in errors.items()
+    }
 
 
 _FIELDS_BY_PATH = (

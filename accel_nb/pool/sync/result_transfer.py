@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from accel_nb.errors import error_text
 from accel_nb.pool.payload import (
     BufferPayload,
     Payload,
@@ -197,8 +198,8 @@ class ResultSender:
                     collection.namespace, shared, self._payloads, has_gradient=collection.gradients.includes_gradient_of
                 )
             except SectionError as error:  # the other sections can be returned without this one
-                path, cause = error.key[1], error.__cause__
-                not_returned[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
+                path, cause = error.key[1], error.__cause__ or error
+                not_returned[path] = f"cannot be copied ({type(cause).__name__}: {error_text(cause)})"
                 delta.remove(path)
                 continue
             break

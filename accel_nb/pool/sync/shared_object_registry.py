@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.errors import ShippingError
+from accel_nb.errors import ShippingError, error_text
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
@@ -563,7 +563,8 @@ def _find_problems(
 
 
 def _describe_problem(name: str, value: Any, error: BaseException | None) -> str:
+    text = "" if error is None else error_text(error)
     return (
         f"`{name}` ({type(value).__module__}.{type(value).__qualname__}) cannot be sent to the workers: "
-        f"{type(error).__name__}: {error}. Make it inside the %%accelerate cell, or leave it out of the cell."
+        f"{type(error).__name__}: {text}. Make it inside the %%accelerate cell, or leave it out of the cell."
     )

@@ -64,7 +64,7 @@ class Communicator(Protocol):
         ...
 
     def sums_at_once(self, tensor: Tensor) -> bool:
-        """Return whether `all_reduce` sends a tensor in one message: to run it asynchronously gains nothing."""
+        """Return whether `all_reduce` sends a tensor in one message; running it asynchronously then gains nothing."""
         ...
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
@@ -239,13 +239,13 @@ class TorchComm:
         return work.wait
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
-        """Replace the content of ``tensor`` by what rank ``source`` sends, and return it."""
+        """Replace the content of ``tensor`` by the tensor that rank ``source`` sends, and return it."""
         work = self._to_sendable(tensor)
         dist.recv(work, self._global_rank(source), self._subgroup)
         return tensor if work is tensor else overwrite(tensor, work)
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each rank, and return what each has sent here, in rank order and of these shapes."""
+        """Send one part to each rank, and return the received parts, in rank order and of these shapes."""
         work = self._to_sendable(torch.cat([part.detach().reshape(-1) for part in parts]))
         lengths = [math.prod(shape) for shape in shapes]
         received = work.new_empty(sum(lengths))
@@ -300,7 +300,7 @@ class TorchComm:
             dist.barrier(self._subgroup)
 
     def _host_group(self) -> Any:
-        """Return a group that can send host tensors: that of this communicator, else one opened on first use.
+        """Return a group that can send host tensors: this communicator's, else one that is opened on first use.
 
         Ranks outside of a subgroup take no part, and opening a group needs all ranks: raises `MisuseError`.
         """

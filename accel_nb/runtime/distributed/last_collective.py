@@ -1,4 +1,4 @@
-"""The last collective that a rank has entered, from torch's flight recorder and the exchange through memory."""
+"""The last collective that a rank has entered, from torch's flight recorder and the exchange through shared memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_nb.runtime.distributed.memory_exchange import MemoryExchange
 
-_OF_ALL = "default_pg"
+_DEFAULT_GROUP_DESCRIPTION = "default_pg"
 """torch's description of the default group."""
 
 
@@ -19,9 +19,12 @@ class EnteredCollective:
 
     group: str
     channel: str
-    """The name in ``entered`` of what the collective is counted with: its group, or the exchange through memory."""
+    """The key in ``entered`` of the collective's count: its group, or the exchange through shared memory."""
     sequence: int
-    """Its number among the collectives of its group; for the group of all ranks those through memory count too."""
+    """Its number among the collectives of its group.
+
+    In the group of all ranks, exchanges through shared memory count too.
+    """
     operation: str
     sizes: list[Any]
     is_open: bool
@@ -29,7 +32,10 @@ class EnteredCollective:
     includes_all_ranks: bool
     """Whether all ranks are in its group."""
     entered: dict[str, int]
-    """How many collectives of each group the rank has entered; the exchange through memory counts as a group."""
+    """The number of collectives that the rank has entered, by group.
+
+    The exchange through shared memory counts as a group.
+    """
 
 
 def find_last_collective(first: int, default_group: str, exchange: MemoryExchange | None) -> EnteredCollective | None:
@@ -60,7 +66,7 @@ def find_last_collective(first: int, default_group: str, exchange: MemoryExchang
     if last is None:
         return None
     name, description = last["process_group"]
-    includes_all_ranks = description == _OF_ALL
+    includes_all_ranks = description == _DEFAULT_GROUP_DESCRIPTION
     return EnteredCollective(
         group=name,
         channel=name,
@@ -74,7 +80,7 @@ def find_last_collective(first: int, default_group: str, exchange: MemoryExchang
 
 
 def has_open_collectives(first: int) -> bool:
-    """Return whether a collective of this rank has not finished, of those with records from number ``first`` on."""
+    """Return whether a collective of this rank with a record from number ``first`` on has not finished."""
     return any(record["record_id"] >= first and record.get("retired") is False for record in _flight_records())
 
 

@@ -44,7 +44,7 @@ Store = c10d.Store
 DEFAULT_TIMEOUT_S = 1800.0
 
 GLOO_RELEASE_TIMEOUT_S = 2.0
-"""How long gloo's threads may take to release finished collectives."""
+"""Maximum time in which gloo's threads release finished collectives."""
 
 _DESCRIPTORS = "/proc/self/fd"
 _KEY_PREFIX = "accel_nb"
@@ -61,7 +61,7 @@ class DefaultGroup:
     """
 
     # The exchange of the open group, with torch's group. A process has one default group, and several objects of this
-    # class may stand for it (see `adopt`).
+    # class may represent it (see `adopt`).
     _exchange: ClassVar[tuple[Any, MemoryExchange] | None] = None
 
     def __init__(self, world: World, *, timeout_s: float, owned: bool, backend: str | None = None) -> None:
@@ -71,7 +71,7 @@ class DefaultGroup:
         self._backend = backend
         self._sockets: set[int] = set()
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-        # The first entry of torch's flight recorder that can belong to the group: it keeps those of earlier groups,
+        # The first entry of torch's flight recorder that can belong to the group: it keeps records of earlier groups,
         # which have the same name and whose numbers may differ between ranks that were stopped.
         self._first_record = 0
         self._original_factory: Callable[..., Any] | None = None
@@ -82,7 +82,7 @@ class DefaultGroup:
     ) -> DefaultGroup:
         """Open the group over a store of all ranks, or over a file that each can read and write.
 
-        No group may have used the store before; a file may be that of an earlier group of these ranks.
+        No group may have used the store before; a file may have been used by an earlier group of these ranks.
         """
         group = cls(world, timeout_s=timeout_s, owned=True)
         group._open(store)
@@ -97,9 +97,10 @@ class DefaultGroup:
     def from_environment(
         cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S, backend: str | None = None
     ) -> DefaultGroup:
-        """Open the group that ``torchrun``'s variables describe; ``backend`` defaults to that of the device type.
+        """Open the group that ``torchrun``'s variables describe.
 
-        Ranks that `accel-nb launch` starts on one machine use an anonymous file as store instead of a port.
+        ``backend`` defaults to the backend of the device type. Ranks that `accel-nb launch` starts on one machine use
+        an anonymous file as store instead of a port.
         """
         group = cls(world, timeout_s=timeout_s, owned=True, backend=backend)
         group._open(launch_store())
@@ -119,7 +120,7 @@ class DefaultGroup:
 
     @classmethod
     def exchange(cls) -> MemoryExchange | None:
-        """Return the memory through which all ranks exchange small tensors; None if there is none."""
+        """Return the shared memory through which all ranks exchange small tensors; None if there is none."""
         if cls._exchange is None or cls._exchange[0] is not dist.group.WORLD:
             return None
         return cls._exchange[1]
@@ -346,8 +347,8 @@ def _keep_until_exit(groups: Iterable[dist.ProcessGroup]) -> None:
     """Keep groups in memory until the process ends.
 
     The destructor of a group waits for its collectives. gloo does not end one that was sending when the connection was
-    shut down, so that the destructor would return only after the group's timeout. The count of references is
-    increased, since the interpreter destroys what a variable of a module holds when it exits.
+    shut down, so that the destructor would return only after the group's timeout. The count of references is increased,
+    since the interpreter destroys the values of module variables when it exits.
     """
     for group in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

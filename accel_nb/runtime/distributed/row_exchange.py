@@ -54,7 +54,7 @@ class RowExchange:
         return RowReduction.apply(part, self, weights)  # pyright: ignore[reportReturnType]
 
     def average(self, gradient: Tensor) -> Tensor:
-        """Return the mean over ranks; of gradients that ranks computed from rows, it is the gradient on one device."""
+        """Return the mean over ranks; for gradients computed from the ranks' rows, it is the gradient on one device."""
         return _Average.apply(gradient, self)  # pyright: ignore[reportReturnType]
 
     def own_range(self, sizes: Sequence[int]) -> tuple[int, int]:
@@ -121,7 +121,7 @@ class _Stack(Function):
 
 
 class RowReduction(Function):
-    """The value of all rows, a sum or a weighted mean, from those of the ranks' rows."""
+    """The value for all rows, a sum or a weighted mean, of the ranks' values for their rows."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, exchange: RowExchange, weights: Tensor | None) -> Tensor:

@@ -27,8 +27,8 @@ class ReachedParameters:
         """Record an output of the model, in which tensors are found as DDP finds them."""
         self._outputs.append(_nodes(_find_tensors(output)))
 
-    def uses_unreached(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
-        """Return whether the loss uses one of ``parameters`` that no recorded output uses; forget the outputs."""
+    def uses_unrecorded(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
+        """Return whether the loss uses one of ``parameters`` that no recorded output uses; clear the outputs."""
         ends = [node for output in self._outputs for node in output]
         self._outputs.clear()
         own = set(map(id, parameters))
@@ -41,7 +41,7 @@ def _nodes(tensors: Iterable[Tensor]) -> list[Any]:
 
 
 def _leaves(nodes: Iterable[Any], but: Collection[Any] = ()) -> set[int]:
-    """Return the ids of the leaves that nodes of a graph lead to, without passing some nodes."""
+    """Return the ids of the leaf tensors that are reachable from nodes of a graph without passing the nodes ``but``."""
     queue = [node for node in nodes if node not in but]
     seen = {*queue, *but}
     found: set[int] = set()

@@ -1,4 +1,4 @@
-"""Limits of DeepSpeed; models and optimizers are checked before anything is divided."""
+"""Limits of DeepSpeed; models and optimizers are checked before anything is sharded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def find_refusals(
     known_models: Iterable[nn.Module] = (),
     known_optimizers: Iterable[Optimizer] = (),
 ) -> Iterator[Refusal]:
-    """Yield why models and optimizers cannot be divided together, and with those that are."""
+    """Yield the reasons why models and optimizers cannot be sharded together, or with the known ones."""
     new, known = list(optimizers), list(known_optimizers)
     models = list(models)
     for model in models:
@@ -49,7 +49,7 @@ def find_refusals(
 
 
 def _is_elementwise(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is of a known class, or of one derived from it with the same ``step``."""
+    """Return whether an optimizer is of a known class, or of a subclass with the same ``step``."""
     own = inspect.unwrap(innermost_class(optimizer).step)  # torch wraps it at the first instance
     return any(own is inspect.unwrap(kind.step) for kind in _ELEMENTWISE)
 
@@ -104,7 +104,7 @@ def _of_optimizer(
         )
     if options.zero_stage == 3 and len(models) > 1:
         yield Refusal(
-            f"one {kind} steps {len(models)} models, which stage 3 does not serve",
+            f"one {kind} steps {len(models)} models, which stage 3 does not support",
             "put them into one module, give each an optimizer, or use --zero-stage 2",
         )
     for model, other in itertools.product(models, others):

@@ -1,4 +1,4 @@
-"""Whole gradients that code reads and replaces, while ranks hold shards of them."""
+"""Full gradients that code reads and replaces, while ranks hold shards of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatShard
 
 HeldGradients = Iterable[tuple[nn.Parameter, Tensor]]
-"""This rank's shard of each gradient, flat, where the optimizer reads it."""
+"""This rank's flat shard of each gradient, from which the optimizer steps."""
 
 _NUMBERS = itertools.count(1)
 
@@ -35,12 +35,12 @@ class WholeGradients:
         self._shown: dict[int, Tensor] = {}
 
     @property
-    def are_known(self) -> bool:
-        """Whether code has read or replaced any."""
+    def has_any(self) -> bool:
+        """Whether code has read or replaced any gradients."""
         return bool(self._whole)
 
     def read(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
-        """Return the whole gradient of a parameter, None if it was dropped; every rank must call.
+        """Return the full gradient of a parameter, None if it was dropped; every rank must call.
 
         ``example`` is a tensor of the gradients' dtype and device.
         """
@@ -52,7 +52,7 @@ class WholeGradients:
             self._whole[key] = sharded.gather_full(shard, self._comm)
         return self._whole[key]
 
-    def show(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
+    def gradient_shard(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
         """Return this rank's shard of the gradient of a parameter, None without one.
 
         It is the same tensor until gradients change.
@@ -65,8 +65,8 @@ class WholeGradients:
                     self._shown[key] = _flat_shard(found.get(key), example, replace(shard, number=number))
         return self._shown.get(id(parameter))
 
-    def forget_shown(self) -> None:
-        """Forget what was shown: gradients change."""
+    def discard_shown(self) -> None:
+        """Discard the shards that `gradient_shard` has returned, since gradients change."""
         self._shown.clear()
 
     def replace(self, parameter: nn.Parameter, value: Tensor) -> bool:
@@ -77,8 +77,8 @@ class WholeGradients:
         self._shown.clear()
         return was_dropped
 
-    def forget(self, parameter: nn.Parameter) -> None:
-        """Forget what was read or set as the gradient of a parameter."""
+    def discard(self, parameter: nn.Parameter) -> None:
+        """Discard the gradient of a parameter that was read or replaced."""
         self._whole.pop(id(parameter), None)
 
     def drop(self, parameter: nn.Parameter) -> bool:
@@ -93,7 +93,7 @@ class WholeGradients:
 
     @property
     def are_partly_dropped(self) -> bool:
-        """Whether code has dropped some, or left them out."""
+        """Whether code has dropped some gradients, or left them out."""
         return bool(self._dropped)
 
     def refuse_partly_dropped(self) -> None:
@@ -104,7 +104,7 @@ class WholeGradients:
     def store(self, held: HeldGradients, *, keeps: bool = False) -> None:
         """Copy this rank's shards of the gradients that were read, and may have been changed, to ``held``.
 
-        If it ``keeps`` them, later changes of them have effect too.
+        With ``keeps`` later changes of the gradients have effect too.
         """
         whole = self._whole
         if not keeps:

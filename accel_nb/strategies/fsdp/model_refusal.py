@@ -1,4 +1,4 @@
-"""Models that `fully_shard` cannot divide with the same result."""
+"""Detection of models that `fully_shard` cannot shard with the same result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accel_nb.strategies.base import Refusal
 
 
 def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
-    """Return why a model cannot be divided; None if it can."""
+    """Return the reason if a model cannot be sharded; None if it can."""
     empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
     if empty is not None and weights is None:
         return Refusal(

@@ -17,7 +17,7 @@ from accel_nb.runtime.tensors.state_tree import map_state
 
 
 def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
-    """Replace the sharded tensors of a model's state dict by whole ones; names of one parameter have the same one."""
+    """Replace the sharded tensors of a model's state dict by full ones; all names of a parameter have the same one."""
     parameters, copies = dict(model.named_parameters(remove_duplicate=False)), sharded.copies()
     made: dict[int, Any] = {}
     for name, value in state.items():
@@ -30,7 +30,7 @@ def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def divided_state(model: nn.Module, state: Any) -> Any:
-    """Return a state dict whose whole tensors are sharded as the model's parameters are."""
+    """Return a state dict with full tensors sharded like the model's parameters."""
     here = dict(model.named_parameters(remove_duplicate=False))
     result = OrderedDict((name, _divided(here.get(name), value)) for name, value in state.items())
     if hasattr(state, "_metadata"):

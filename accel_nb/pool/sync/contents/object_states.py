@@ -54,6 +54,17 @@ def object_state(value: Any) -> ObjectState:
     return ObjectState(state, frozenset(_left_out(value, state)))
 
 
+def attributes_in_state(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that its state contains as they are; none if its ``__getstate__`` fails."""
+    try:
+        state = _state_of(value)
+    except Exception:  # the user's code may raise anything; the value is then sent, or named, as a whole
+        return {}
+    if not isinstance(state, Mapping):
+        return {}
+    return {name: item for name, item in (attributes_of(value) or {}).items() if state.get(name) is item}
+
+
 def set_object_state(value: Any, content: ObjectState) -> None:
     """Set the state of an object as if it was unpickled."""
     before = dict(attributes_of(value) or {})
