@@ -104,7 +104,7 @@ def _is_wanted(run: Run, options: argparse.Namespace) -> bool:
 
 
 def _sorted(runs: Sequence[Run], column: str, is_reversed: bool) -> list[Run]:
-    """Return runs by a column other than ``started``; those without a value are last.
+    """Return runs sorted by a column other than ``started``; runs without a value are last.
 
     Raise ConfigError if no run has the column.
     """

@@ -194,7 +194,7 @@ class Accelerator(OwnAccelerator):
         return config.build_device_mesh(self.device.type, getattr(self.components.strategy, "device_mesh", None))
 
     def __reduce__(self) -> Any:
-        """Copy an accelerator: one with its arguments is built, and prepares copies of what it has prepared."""
+        """Copy an accelerator: a new one with the same arguments prepares copies of its prepared objects."""
         return _rebuild, (type(self), self._arguments, self.prepared_objects, tuple(self._custom_objects))
 
     # --- states ---

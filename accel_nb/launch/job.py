@@ -226,7 +226,7 @@ class LaunchJob:
         imported = self.request.imported
         flags, resolved = self.request.flags, self.resolved
         values = {name: value for name, value in flags.values.items() if name != "dry_run"}
-        if imported is not None:  # the file is not read again: its machines are those of this launch
+        if imported is not None:  # the file is not read again: this launch has read its machines
             of_file = {
                 name: resolved.given[name]
                 for name in imported.layer.values
@@ -337,7 +337,7 @@ def _find_machines(position: SchedulerPosition, request: LaunchRequest) -> Machi
 
 
 def _check_machines(position: SchedulerPosition, given: Machines) -> None:
-    """Raise `ConfigError` if flags name other machines than those on which a scheduler has started processes."""
+    """Raise `ConfigError` if the flags contradict the machines on which a scheduler has started processes."""
     low, _, high = given.nnodes.partition(":")
     if not given.is_single_machine and not int(low) <= position.num_machines <= int(high or low):
         raise ConfigError(

@@ -255,7 +255,7 @@ class _FlagReader:
             name for name in ("--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id") if name in self._own
         ]
         if is_single_machine and "--nnodes" in self._own and self._own.get("--node-rank") == ["0"]:
-            given.remove("--node-rank")  # true, and what scripts for any number of machines pass
+            given.remove("--node-rank")  # correct, and passed by scripts for any number of machines
         if not given:
             return
         if self._is_submitted_later:

@@ -132,7 +132,7 @@ class AccelerateMagics(Magics):
             with_traceback(shown, render())
         else:
             return None
-        raise shown  # not in the handler, since IPython also looks for groups in what an error followed
+        raise shown  # outside of the handler: IPython searches the error's context for groups too
 
     def apply_background_results(self, info: object) -> None:
         """Apply the results of a background run before each cell."""

@@ -51,8 +51,8 @@ def assign_devices(
     count = free if gpus in (None, "all") else int(gpus)
     if visible and num_reserved and (count == 0 or count > free):
         raise ConfigError(
-            f"{gpus or 'all'} GPUs were requested, {free} of {visible} are free and the others are held by what runs "
-            "now; wait until it has ended, or give each launch its own number of processes"
+            f"{gpus or 'all'} GPUs were requested, {free} of {visible} are free and other cells or launches use the "
+            "rest; wait until they have ended, or give each launch its own number of processes"
         )
     if count == 0 or count > visible:
         raise ConfigError(
@@ -77,7 +77,7 @@ def assign_workers(config: Config, *, lost: Collection[int] = (), num_reserved: 
 
 
 def assign_nodes(gpus: int | Literal["all"] | None, cpus: int | None, nodes: Sequence[int]) -> tuple[WorkerSpec, ...]:
-    """Return the specs of the workers on other machines: as many on each of these nodes, whose devices are not counted.
+    """Return the specs of the workers on the nodes: the same number on each, since their devices are not known here.
 
     Workers on the processor share the cores of a node, which are assumed to be as many as here.
     """

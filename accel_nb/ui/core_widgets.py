@@ -81,7 +81,7 @@ class CoreWidgetDisplay:
         save = self._add_action("checkpoint now", SAVE_HINT if state.can_save else NO_FOLDER_HINT, "checkpoint")
         save.disabled = not state.can_save
         return [
-            self._add_action("stop after step", "End the cell after this step and keep what it has trained", "stop"),
+            self._add_action("stop after step", "End the cell after this step and keep its training so far", "stop"),
             self._add_action("interrupt", "Interrupt the cell at once", "interrupt"),
             save,
         ]

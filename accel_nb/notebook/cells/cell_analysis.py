@@ -101,7 +101,9 @@ def analyze_cell(
     mentioned = {*collector.loaded, *collector.attributes, *needed.mentioned}
     distributed = _DISTRIBUTED_NAMES & mentioned
     if distributed == {"DistributedSampler"} and "is_initialized" in mentioned:
-        distributed = frozenset()  # the code also runs in one process, and plain cells answer as one does
+        distributed = (
+            frozenset()
+        )  # the code also runs in one process, and in plain cells these functions return what they return there
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
         optional=frozenset(needed.names) - frozenset(surely_needed.names),
@@ -474,7 +476,7 @@ def names_in_code(name: str, namespace: Mapping[str, Any]) -> list[str]:
     """
     try:
         found = _resolve_names([name], namespace, is_wide=True).names
-    except Exception:  # the user's code may raise anything, and what the cell has computed is not lost for it
+    except Exception:  # the user's code may raise anything, and the values of the cell must not be lost
         return []
     return [item for item in found if item != name]
 
@@ -488,7 +490,7 @@ def _resolve_names(
 ) -> _ResolvedNames:
     """Return ``names`` and all names that the notebook's functions and classes among them look up, transitively.
 
-    With ``is_wide`` names are included that the code may do without: in annotations that are strings, in functions and
+    With ``is_wide`` names are included that the code may not need: in annotations that are strings, in functions and
     hooks to which objects refer, and the classes of these objects.
     """
     found: dict[str, None] = {}

@@ -148,7 +148,7 @@ def send_records(send: Send) -> None:
     """Make the handlers that replace others of the notebook send their records by ``send``."""
     for _, copied in _copies():
         if isinstance(copied, RecordSender):
-            copied.send_note = send
+            copied.send = send
 
 
 def _add(handler: logging.Handler, logger: logging.Logger, item: dict[str, Any]) -> None:

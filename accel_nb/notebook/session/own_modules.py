@@ -139,7 +139,9 @@ def _find(name: str) -> ModuleSpec | None:
         path = spec.submodule_search_locations
     if parent and path is None:  # no package, and without a path finders would look for the last part of the name alone
         return None
-    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)  # very old ones have none
+    finders = (
+        getattr(finder, "find_spec", None) for finder in sys.meta_path
+    )  # finders of the old protocol have no such method
     try:
         return next((spec for find in finders if find is not None and (spec := find(name, path)) is not None), None)
     except KeyError:  # a namespace package looks its parent up in sys.modules

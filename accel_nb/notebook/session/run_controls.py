@@ -111,7 +111,7 @@ def _describe_pending(action: Action) -> str:
     if isinstance(action, SetReportInterval):
         return f"reporting every {action.steps:,} steps from the next one on"
     if isinstance(action, TakeMemorySnapshot):
-        return "mapping the memory after this step"
+        return "taking a memory snapshot after this step"
     words: dict[type, Callable[[Any], str]] = {
         ScaleLearningRate: lambda action: f"learning rate times {action.factor:g}",
         SetLearningRate: lambda action: f"learning rate {action.value:g}",

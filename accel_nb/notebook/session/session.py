@@ -217,7 +217,7 @@ class Session:
             try:
                 lines = apply_results(background, self.namespace_session)
             finally:
-                background.values_at_start = {}  # which would keep what the notebook deletes in memory
+                background.values_at_start = {}  # they would keep objects in memory that the notebook deletes
                 self._reset_if_worker_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         for line in lines:
@@ -490,8 +490,8 @@ class Session:
         self.collect_background()
         if (background := self._running_in_background) is not None:
             raise PoolError(
-                f"{background.status()}: variables cannot be fetched while it changes them. They come back when it has "
-                "ended; `%accelerate inspect NAMES` shows them after the next step"
+                f"{background.status()}: variables cannot be fetched while it changes them. They are returned "
+                "when it has ended; `%accelerate inspect NAMES` shows them after the next step"
             )
         return self._workers.require_pool()
 

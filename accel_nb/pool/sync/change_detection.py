@@ -117,25 +117,7 @@ def fingerprint_of(
         )
         return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
-        optimizers = wrapped_optimizers(value)
-        groups = digest([hyperparameters(item) for item in optimizers], namespace=namespace, shared={})
-        numbers = digest(state_numbers(value), namespace=namespace, shared={})
-        own = [(own_values(item, namespace, shared), keyed_values(item)) for item in optimizers]
-        attributes = digest(own, namespace=namespace, shared=shared)
-        hooks, methods = optimizer_hook_ids(value), method_ids(value)
-        tensors = tensor_fingerprints(state_tensors(value))
-        content = OptimizerContent(
-            tensors=tensors,
-            numbers=numbers,
-            params=group_parameters(value),
-            groups=groups,
-            names=attribute_names(value),
-            attributes=attributes,
-            hooks=hooks,
-            methods=methods,
-            parts=optimizer_parts(value),
-        )
-        return Fingerprint(group_sizes(value), content)
+        return _optimizer_fingerprint(value, namespace, shared)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=shared))
     if is_compared_by_identity(value):
@@ -143,7 +125,7 @@ def fingerprint_of(
     found = None if is_loader(value) else content_of(value)
     place = shared.view_of(value) if is_tensor(value) or is_plain_array(value) else None
     if is_tensor(value):
-        own = () if place else (value,)  # the content of a view is that of the object that it is in
+        own = () if place else (value,)  # a view has the content of the object whose memory it uses
         gradient = gradient_of(value) if value.is_leaf else None
         parts = own if gradient is None else (*own, gradient)
         attributes = tensor_attributes(value)
@@ -172,6 +154,28 @@ def outdated_fingerprint(value: Any, known: Fingerprint) -> Fingerprint:
     if is_optimizer(value):
         return Fingerprint(known.kind, replace(known.content, tensors=None))
     return Fingerprint(known.kind, None)
+
+
+def _optimizer_fingerprint(optimizer: Any, namespace: dict[str, Any], shared: SharedObjects) -> Fingerprint:
+    optimizers = wrapped_optimizers(optimizer)
+    groups = digest([hyperparameters(item) for item in optimizers], namespace=namespace, shared={})
+    numbers = digest(state_numbers(optimizer), namespace=namespace, shared={})
+    own = [(own_values(item, namespace, shared), keyed_values(item)) for item in optimizers]
+    attributes = digest(own, namespace=namespace, shared=shared)
+    hooks, methods = optimizer_hook_ids(optimizer), method_ids(optimizer)
+    tensors = tensor_fingerprints(state_tensors(optimizer))
+    content = OptimizerContent(
+        tensors=tensors,
+        numbers=numbers,
+        params=group_parameters(optimizer),
+        groups=groups,
+        names=attribute_names(optimizer),
+        attributes=attributes,
+        hooks=hooks,
+        methods=methods,
+        parts=optimizer_parts(optimizer),
+    )
+    return Fingerprint(group_sizes(optimizer), content)
 
 
 def is_compared_by_identity(value: Any) -> bool:
@@ -390,7 +394,7 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
         held = vars(owners[path])
         for name, value in own.items():
             if name == "forward" and is_module(owners[path]) and not can_set_forward(owners[path]):
-                continue  # a model that a training library has prepared is sent whole if it has another one
+                continue  # a prepared model with another `forward` is sent as a whole instead
             if value is Deleted:
                 held.pop(name, None)
             else:

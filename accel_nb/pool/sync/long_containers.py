@@ -58,7 +58,7 @@ def changed_contents(before: Any, now: Any, namespace: dict[str, Any], shared: S
 def item_ids(before: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]) -> SharedObjects:
     """Return the ids of the items of containers by path, as kernel and workers share them.
 
-    ``contents`` are the changed ones by path: an item without is sent whole.
+    ``contents`` are the changed contents by path; items for which it has None are sent whole and get no id.
     """
     found: dict[int, SharedId] = {}
     for path, content in before.items():
@@ -86,7 +86,7 @@ def set_item_contents(items: Sequence[Any], contents: Sequence[Any]) -> None:
 
 
 def _copy_content(item: Any) -> Any:
-    """Return the content of an item: of the usual kinds a copy, which is sent and set in a fraction of the time."""
+    """Return the content of an item; for lists and dicts a copy, which is sent and set in a fraction of the time."""
     return item.copy() if type(item) in (list, dict) else content_of(item)
 
 
@@ -95,12 +95,12 @@ def _digest_items(items: Sequence[Any], namespace: dict[str, Any], shared: Share
 
 
 class _WithItems(SharedObjects):
-    """Shared objects, and items that are included by identity too; lookups of the former are recorded."""
+    """Shared objects, and items that are also referred to by identity; lookups of shared objects are recorded."""
 
     def __init__(self, shared: SharedObjects, items: Sequence[Any]) -> None:
         super().__init__({id(item): (ITEM, "", "") for item in items}, shared.owners.values())
-        self._refs = shared
+        self._shared_objects = shared
 
     def get(self, key: int, default: Any = None) -> Any:
-        found = self._refs.get(key)
+        found = self._shared_objects.get(key)
         return super().get(key, default) if found is None else found

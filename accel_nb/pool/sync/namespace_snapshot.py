@@ -79,7 +79,7 @@ class NamespaceSnapshot:
         are referenced weakly, so that a cell that creates a new model can use the memory of the old one, except for
         ``contained`` names, whose objects other values of the notebook contain.
         """
-        bound = dict(namespace)  # of one moment: threads of an earlier cell may bind and delete names
+        bound = dict(namespace)  # a copy: threads of an earlier cell may bind and delete names meanwhile
         shared = dict.fromkeys(name for name in shared if name in bound)
         rebound = frozenset(rebound)
         known = {id(bound[name]) for name in shared}

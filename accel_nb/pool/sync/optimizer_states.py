@@ -56,14 +56,14 @@ def group_sizes(optimizer: Any) -> tuple[int, ...]:
 
 
 def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the optimizer's groups, in which None stands for the parameters."""
+    """Return the optimizer's groups, with None in place of the parameters."""
     return [
         {key: None if key == "params" else value for key, value in group.items()} for group in optimizer.param_groups
     ]
 
 
 def group_parameters(optimizer: Any) -> tuple[Identities, ...]:
-    """Return the parameters of each group of an optimizer, to find other ones in their place."""
+    """Return the parameters of each group of an optimizer, to detect that they were replaced."""
     return tuple(Identities(group["params"]) for group in optimizer.param_groups)
 
 
@@ -313,7 +313,7 @@ def _loads_state_itself(optimizer: Any) -> bool:
 
 
 def _restore_containers(optimizer: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
-    """Put what torch has loaded back into the optimizer's own list of groups and state, to which others may refer.
+    """Copy loaded groups and state into the optimizer's own list and dict, to which other objects may refer.
 
     A wrapper such as SAM or Lookahead has the groups and the state of the optimizer that it wraps.
     """

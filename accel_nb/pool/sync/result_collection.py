@@ -236,7 +236,7 @@ class ResultCollection:
         if is_wanted or content.weights != before.weights:
             if is_state_sharded(module) and not can_read_full():
                 self.deferred_weights.add(root_name(path))
-                self.not_returned[path] = "its weights are divided among the workers; they come back with the next cell"
+                self.not_returned[path] = "its weights are sharded over the workers; the next cell returns them"
             elif not all(map(_has_plain_bytes, module_tensors(module).values())):
                 delta.modules[path] = module_state(module)
             else:
@@ -258,7 +258,7 @@ class ResultCollection:
         )
         if not fits:
             size = size_text(optimizer_bytes(optimizer))
-            self.not_returned[path] = f"its state of {size} is {'divided' if is_state_sharded(optimizer) else 'large'}"
+            self.not_returned[path] = f"its state of {size} is {'sharded' if is_state_sharded(optimizer) else 'large'}"
 
     def _add_content(
         self, path: str, value: Any, fingerprint: Fingerprint, earlier: Fingerprint, *, is_wanted: bool
@@ -380,6 +380,6 @@ def _reason_not_to_return(value: Any, copy_checker: CopyChecker, limit: int | No
         is_read = is_iterator(value) and not isinstance(value, io.IOBase)
         return f"{reason}; the next cell on the workers continues reading it" if is_read else reason
     if limit is not None and size > limit and not is_module(value):
-        copy_checker.reset()  # the value is not sent, so what it contains counts in others
+        copy_checker.reset()  # the value is not sent, so its parts count as parts of other values
         return f"{size_text(size)} is large"
     return None

@@ -38,7 +38,7 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
-from accel_nb.pool.sync.contents.object_states import ObjectState, kept_attributes
+from accel_nb.pool.sync.contents.object_states import ObjectState, unsent_attributes
 from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, describe_failures
 from accel_nb.pool.sync.objects.object_kinds import (
@@ -369,7 +369,7 @@ def _own_attributes(delta: NamespaceDelta, namespace: Namespace) -> list[tuple[A
     for path, state in states.items():
         with suppress(Exception):  # the user's code may raise anything, and the path may be gone
             value = resolve_path(namespace, path)
-            found.append((value, kept_attributes(value, state)))
+            found.append((value, unsent_attributes(value, state)))
     return found
 
 

@@ -300,7 +300,7 @@ class SharedObjectRegistry:
         self._entries[name] = _Entry(namespace.get(name), None, is_worker_only=True)
 
     def record_different(self, names: Iterable[str]) -> None:
-        """Record that workers have other values of some names: a cell that uses these is sent the notebook's."""
+        """Record that workers have other values of ``names``: the next cell that uses one gets the notebook's value."""
         for name in names:
             entry = self._entries.get(name)
             if entry is None or entry.is_worker_only:
@@ -491,7 +491,7 @@ class SharedObjectRegistry:
                 # A prepared model has the forward method that its class had when it was prepared.
                 return bool(parts) or is_training_object(value) or is_module_class(value)
             _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, references)
-        if replaced:  # such an object is sent again with what refers to it, not with the whole model
+        if replaced:  # such objects are sent again with the values that refer to them, not with the whole model
             for path in replaced:
                 references.pop(id(self._entries[path].value), None)
             self._drop_parts(replaced)

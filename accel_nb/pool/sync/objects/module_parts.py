@@ -2,7 +2,7 @@
 
 A cell may replace a layer of the notebook's model, add one, or change the dtype of its weights. Trainers, optimizers
 and lists of the notebook refer to that model: it keeps its identity, and so does each part that still exists. The
-*direct parts* of a module are those of its own registries, without those of its submodules.
+*direct parts* of a module are its own parameters, buffers and submodules, not those of its submodules.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ ObjectId = tuple[Literal["id"], Any]
 class SharedObjects(dict[int, SharedId]):
     """The ids of shared objects. Of these, ``owners`` are tensors and arrays that others may be views of.
 
-    It is valid while none of the objects is changed.
+    It is valid until one of the objects changes.
     """
 
     def __init__(self, ids: Mapping[int, SharedId] | None = None, owners: Iterable[Any] = ()) -> None:
@@ -155,7 +155,7 @@ def shared_ids(objects: Mapping[str, Any], held: Mapping[str, OptimizerParts] | 
 
 
 def _with_copies(objects: SharedObjects) -> SharedObjects:
-    """Return the objects, and full tensors that were gathered from sharded ones, under the ids of these."""
+    """Return the objects and the full copies of sharded tensors; a copy has the id of its sharded tensor."""
     held = copies()
     if held is None:
         return objects

@@ -44,7 +44,7 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
         if kind not in private_names:
             private_names[kind] = _private_names(kind)
         private = private_names[kind]
-        hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training engine has set
+        hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training library has set
         own = {
             name: value
             for name, value in vars(part).items()
@@ -143,7 +143,7 @@ def has_tensor_keys(value: Any) -> bool:
 def tensor_attributes(tensor: Any) -> dict[str, Any]:
     """Return the attributes that the user's code has set on a tensor."""
     own = vars(tensor)
-    if "__getstate__" in own:  # set by a training engine that keeps attributes of its own on parameters
+    if "__getstate__" in own:  # set by a training library that stores its attributes on parameters
         own = own["__getstate__"]()
     return {name: value for name, value in own.items() if not name.startswith(_OF_TENSORS)}
 

@@ -37,7 +37,7 @@ _METHODS = ("step", "zero_grad")
 
 
 def is_from_user(hook: Any) -> bool:
-    """Return whether a function is defined in none of `_HOOKING_PACKAGES`."""
+    """Return whether a function is defined outside of `_HOOKING_PACKAGES`."""
     return defining_module(hook).partition(".")[0] not in _HOOKING_PACKAGES
 
 

@@ -14,7 +14,7 @@ def with_body_members(kind: type, reduced: Any) -> Any:
     """Return cloudpickle's reduction of a class, changed so that the class is made with such members."""
     members = {name: vars(kind)[name] for name in _CLASS_BODY_MEMBERS if name in vars(kind)}
     if not members or not isinstance(reduced, tuple) or len(reduced[1]) != 6:
-        return reduced  # a class without any, one that can be imported, or an enum
+        return reduced  # a class without such members, an importable class, or an enum
     make, (metaclass, name, bases, body, *rest), (state, slots), *items = reduced
     if NamedTuple in bases:
         return reduced  # it is made with slots, and must not name them

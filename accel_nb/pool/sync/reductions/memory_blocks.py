@@ -48,7 +48,7 @@ class MemoryBlock:
         import torch
 
         if self._storage is None:
-            self._storage = self._make_storage()  # always the same one
+            self._storage = self._make_storage()  # always the same storage
         return torch.empty(0, dtype=getattr(torch, dtype), device="cpu").set_(self._storage, *layout)
 
     def _make_storage(self) -> Any:

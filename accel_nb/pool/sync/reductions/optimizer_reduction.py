@@ -50,15 +50,15 @@ def is_property(kind: Any, name: str) -> bool:
 
 
 def reduce_replacement(method: types.MethodType) -> Any:
-    """Reduce a method that an engine has set on an optimizer: as the one that it has replaced."""
+    """Reduce a method that a training library has set on an optimizer to the method that it has replaced."""
     optimizer = method.__self__
     original = replaced_method(optimizer, method.__name__, method)
     if original is None:
         return types.MethodType, (getattr(type(optimizer), method.__name__), optimizer)
-    return _unchanged, (original,)
+    return _identity, (original,)
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
