@@ -95,8 +95,6 @@ class RunRequest:
     """A random number of this request, from which the ranks derive the seeds of unseeded generators."""
     rng_digest: str | None = None
     """The digest of the kernel's random states; None: the worker does not return its own."""
-    has_rng: bool = False
-    """Whether the kernel's random states are among the payloads."""
     is_on_some_ranks: bool = False
     """Whether the cell runs on some ranks only."""
     first_rank: int = 0

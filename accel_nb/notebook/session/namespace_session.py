@@ -133,7 +133,8 @@ class NamespaceSession:
         ShippingError, with a remedy, for a value that cannot be sent.
         """
         self.record_undelivered()  # an interrupt may have come before its request
-        digest, states = self._capture_random_states(always=cell.call is not None)
+        is_same_on_ranks = pool.size > 1 and (names.only_reads_accelerator or not names.is_explicit)
+        digest, states = self._capture_random_states(always=cell.call is not None or is_same_on_ranks)
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
         reloaded = self._find_reloads(pool)
         assigned = find_assigned_attributes(cell.tree) | self._imported.in_modules()
@@ -164,7 +165,6 @@ class NamespaceSession:
                 contained=tuple(self._contained_names(names.bound)),
                 sources=self._environment.new_sources(codes),
                 rng_digest=digest,
-                has_rng=states is not None,
                 variables=self._environment.changed_variables(facts.variables),
                 settings=self._environment.changed_settings(),
                 modules=tuple(modules),

@@ -130,7 +130,7 @@ class CellAccelerators:
         diverged = [accelerator for accelerator in self.open_accelerators() if accelerator.has_rank_rng]
         if seed is not None:
             rng.set_seed(seed)
-        elif diverged and not request.has_rng:
+        elif diverged:
             group = self._worker.group
             if group is None or request.is_on_some_ranks:
                 return
