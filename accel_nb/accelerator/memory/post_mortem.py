@@ -20,6 +20,7 @@ from accel_nb.accelerator.process.memory_release import free_cached_memory, is_o
 from accel_nb.bigmodel.host_memory import trim_heap
 from accel_nb.bigmodel.planning.sizes import available_host_memory
 from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.leaf_tensors import is_leaf
 from accel_nb.runtime.process.user_code import is_user_module
 from accel_nb.telemetry.memory_attribution import MemoryAttribution
 from accel_nb.telemetry.out_of_memory import MemoryHolder, OutOfMemoryReport
@@ -110,7 +111,7 @@ def release_error_memory(error: BaseException, namespace: dict[str, Any], bound:
         current = current.__cause__ or current.__context__
     for name in bound:
         value = namespace.get(name)
-        if isinstance(value, Tensor) and value.grad_fn is not None:
+        if isinstance(value, Tensor) and not is_leaf(value):
             namespace[name] = value.detach()
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):
