@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,20 +41,35 @@ def save_and_load(world: World, folder: Path, does_each_save: bool) -> tuple[lis
 
     def hook(models: Any, weights: Any, output_dir: str) -> None:
         (Path(output_dir) / "config.txt").write_text("mine")
+        if does_each_save:
+            called.append([tensor.shape for tensor in weights[0].values()])
+            accelerator.wait_for_everyone()
 
+    called: list[Any] = []
     accelerator.register_save_state_pre_hook(hook)
     for x, y in loader:
         accelerator.backward(nn.functional.mse_loss(model(x), y))
         optimizer.step()
         optimizer.zero_grad()
     path = folder / "checkpoint-2"
-    if does_each_save or accelerator.is_main_process:
-        accelerator.save_state(path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if does_each_save or accelerator.is_main_process:
+            accelerator.save_state(path)
+    assert len(called) == does_each_save
+    assert [str(item.message) for item in caught if "config.txt" in str(item.message)] == (
+        []
+        if world.is_main or not does_each_save
+        else [
+            "save_state: files that hooks write on rank 1 are not in the checkpoint, which has those of rank 0: "
+            "config.txt. Collect what they contain with gather_object, and write it on rank 0"
+        ]
+    )
     saved = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    accelerator.load_state(path)
+    accelerator.load_state(path, map_location="cpu")
     loaded = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
     accelerator.end_training()
     return saved, loaded, sorted(entry.name for entry in path.glob("*.txt"))
