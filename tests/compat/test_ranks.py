@@ -151,6 +151,23 @@ def test_ranks_with_equally_many_samples_gather_in_a_block_for_uneven_inputs(is_
     assert gathered == other == first + second
 
 
+def gather_values(world: World) -> list[Any]:
+    """Gather values of several kinds as objects, and return the results."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
+    rank = PartialState().process_index
+    return [gather_object(value) for value in ([rank, "a"], (rank, None), {"b": rank}, "cd", rank)]
+
+
+def test_items_of_any_container_are_gathered_in_one_list() -> None:
+    expected = [[0, "a", 1, "a"], [0, None, 1, None], ["b", "b"], ["c", "d", "c", "d"], [0, 1]]
+    assert run_ranks(gather_values, 2) == [expected] * 2
+    assert run_ranks(gather_values, 1) == [[[0, "a"], (0, None), {"b": 0}, "cd", 0]]
+
+
 def copy_state(world: World, folder: Path) -> tuple[list[int], int]:
     """Save records that hold a state by torch.save on one rank, load them on each; return ranks before and after."""
     set_rank_variables(world)
