@@ -204,7 +204,8 @@ class _Finish:
         except CheckpointError as error:
             return str(error)
         try:
-            plan.store.write_latest(plan.name)
+            if not plan.may_replace:  # not beside a folder that the user has named: scripts list the folders there
+                plan.store.write_latest(plan.name)
             if self._keep is not None:
                 remove_oldest(plan.store, plan.origin.run, self._keep, newest=plan.name)
         except (AccelNbError, OSError) as error:
