@@ -101,6 +101,8 @@ class RunRequest:
     """The lowest of the ranks that run the cell."""
     has_lost_ranks: bool = False
     """Whether ranks were replaced since the last cell."""
+    follows_failure: bool = False
+    """Whether the last cell has ended with an error or an interrupt on some rank, or its end is not known."""
     is_idle: bool = False
     """Whether this rank only receives the values, and does not run the cell."""
 

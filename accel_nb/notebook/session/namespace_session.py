@@ -65,6 +65,8 @@ class NamespaceSession:
     _unanswered: PackedCell | None = None
     """The cell that was packed last, until the workers have answered it."""
     _has_lost_ranks: bool = False
+    _has_failed: bool = False
+    """Whether the last cell has ended with an error or an interrupt on some rank, or its end is not known."""
     _has_equal_ranks: bool = True
     """Whether the cell that was packed last does the same on all ranks."""
     _not_returned: dict[str, str] = field(default_factory=dict)
@@ -173,6 +175,7 @@ class NamespaceSession:
                 is_on_some_ranks=len(chosen) < pool.size,
                 first_rank=min(chosen),
                 has_lost_ranks=self._has_lost_ranks,
+                follows_failure=self._has_failed,
             )
             has_equal_ranks = request.is_plain and not (request.may_depend_on_rank or request.is_on_some_ranks)
             self._has_equal_ranks = has_equal_ranks or pool.size == 1
@@ -221,6 +224,7 @@ class NamespaceSession:
     def record_answers(self, packed: PackedCell, answers: Collection[RankAnswer]) -> None:
         """Record that the workers have answered a packed cell."""
         self._has_lost_ranks = False
+        self._has_failed = any(answer.outcome != "done" for answer in answers)
         seek_ends()
         self._modules.record(answer.reply.modules for answer in answers)
         if not all(answer.reply.has_run for answer in answers):
@@ -233,6 +237,7 @@ class NamespaceSession:
         """Record that the last packed cell may not have arrived, if it has no answers: its values are sent again."""
         packed, self._unanswered = self._unanswered, None
         if packed is not None:
+            self._has_failed = True
             self._registry.forget(map(root_name, packed.sent_paths))
             self._registry.record_outdated(packed.removed_names)
             self._environment.reset()

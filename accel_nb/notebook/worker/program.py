@@ -190,6 +190,8 @@ class CellProgram:
         apply_settings(request.settings)
         limit_error_filters()
         send_records(self._send_display)
+        if request.follows_failure:
+            self._accelerators.discard_windows()
         if not request.has_lost_ranks:
             self._accelerators.close_suspended()
         if (changes := find_payload(payloads, CHANGES, BufferPayload)) is not None:
