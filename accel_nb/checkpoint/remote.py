@@ -13,14 +13,14 @@ from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
 
 
 @contextmanager
-def _as_os_errors(what: str) -> Iterator[None]:
+def _as_os_errors(operation: str) -> Iterator[None]:
     """Convert the clients' own exception types to `OSError`."""
     try:
         yield
     except (AccelNbError, OSError):
         raise
     except Exception as error:
-        raise OSError(f"{what}: {type(error).__name__}: {error}") from error
+        raise OSError(f"{operation}: {type(error).__name__}: {error}") from error
 
 
 class RemoteStore:
