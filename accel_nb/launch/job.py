@@ -96,7 +96,7 @@ class LaunchJob:
         """One line for each given option that has no effect, and for each value of accelerate's file that has none."""
         imported, given = self.request.imported, self.resolved.given
         if self.scheduler is not None and self.scheduler.rank > 0:
-            return []  # the first process has them
+            return []  # rank 0 of the scheduler prints them
         lines = [*(() if imported is None else imported.notes), *self.resolved.notes]
         if self.request.emit is not None:
             lines += [
@@ -163,7 +163,7 @@ class LaunchJob:
         Does not return if this process becomes a rank.
         """
         if self.request.emit is not None:
-            print(self.manifest(), end="")  # with its secrets, since it is applied as it is
+            print(self.manifest(), end="")  # secrets included: the manifest is applied unchanged
             return JobResult(0)
         if self.request.is_for_slurm:
             batch = self.batch()

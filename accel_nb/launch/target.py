@@ -115,7 +115,7 @@ def _check_module(name: str) -> None:
     search_path: Any = [os.getcwd(), *sys.path[1:]]
     for index, part in enumerate(parts):
         spec = PathFinder.find_spec(".".join(parts[: index + 1]), search_path)
-        if spec is None and index == 0:  # as packages that are installed editable
+        if spec is None and index == 0:  # finders of packages that are installed in editable mode
             found = (find(part, None) for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
             spec = next(filter(None, found), None)
         if spec is None:

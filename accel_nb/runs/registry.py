@@ -171,7 +171,7 @@ class RunRegistry:
         Raises ConfigError for wrong values and if they cannot be written; nothing is changed then.
         """
         folder = self.folder / run.id
-        labels = read_labels(folder).changed(values)
+        labels = read_labels(folder).with_changes(values)
         try:
             _write(folder / LABELS, labels.to_json())
         except OSError as error:

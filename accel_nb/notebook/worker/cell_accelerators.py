@@ -62,7 +62,7 @@ class CellAccelerators:
         plain = self._own.get("plain")
         return any(item.prepared_objects for item in self.open_accelerators() if plain is None or item is not plain[1])
 
-    def get(self, kind: str, resolved: Resolved, *, is_on_some_ranks: bool) -> Accelerator:
+    def get_accelerator(self, kind: str, resolved: Resolved, *, is_on_some_ranks: bool) -> Accelerator:
         """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
         current = self._own.get(kind)
         if current is not None and (current[0] is resolved or current[0].training_key == resolved.training_key):

@@ -397,7 +397,7 @@ class CellProgram:
             request.only_reads_accelerator and not self._accelerators.has_prepared_explicitly()
         )
         kind = "plain" if is_plain else "explicit"
-        accelerator = self._accelerators.get(kind, resolved, is_on_some_ranks=request.is_on_some_ranks)
+        accelerator = self._accelerators.get_accelerator(kind, resolved, is_on_some_ranks=request.is_on_some_ranks)
         self._accelerators.bind_name(accelerator)
         checkpoint = resolved.config.checkpoint
         for accelerator in self._accelerators.open_accelerators():

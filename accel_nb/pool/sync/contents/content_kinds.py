@@ -17,7 +17,7 @@ from typing import Any
 
 from accel_nb.pool.sync.contents.object_states import has_own_state, object_state, set_object_state
 from accel_nb.pool.sync.contents.plain_objects import (
-    ATOMS,
+    ATOMIC_TYPES,
     is_array,
     is_builtin_method,
     is_known_dict,
@@ -118,7 +118,7 @@ def is_replaced_whole(value: Any) -> bool:
     """Return whether the receiver gets a new object when this one changes, so that what refers to it is sent too."""
     return (
         has_identity(value)
-        and not isinstance(value, (*ATOMS, types.MethodType, types.CellType))
+        and not isinstance(value, (*ATOMIC_TYPES, types.MethodType, types.CellType))
         and not is_set_in_place(value)
         and (is_plain_iterator(value) or not is_iterator(value))
         and not is_builtin_method(value)

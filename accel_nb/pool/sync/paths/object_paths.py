@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accel_nb.pool.sync.contents.content_kinds import EMPTY_CELL, cell_content, is_set_in_place, is_settable_tensor
-from accel_nb.pool.sync.contents.long_items import COMMON_ATOMS, MAX_ITEMS
+from accel_nb.pool.sync.contents.long_items import COMMON_ATOMIC_TYPES, MAX_ITEMS
 from accel_nb.pool.sync.contents.object_states import attributes_in_state, has_own_state
 from accel_nb.pool.sync.contents.plain_objects import (
-    ATOMS,
+    ATOMIC_TYPES,
     is_array,
     is_builtin_method,
     is_known_dict,
@@ -121,7 +121,7 @@ def _unquote(step: str) -> str:
 def referenced_objects(name: str, value: Any) -> dict[str, Any]:
     """Return by path the mutable objects that a named value refers to, each once, without the value itself."""
     found: dict[str, Any] = {}
-    if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _has_only_atoms(value)):
+    if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _has_only_atomic_items(value)):
         return found
     seen = {id(value)}
     waiting = [(name, _steps_to_parts(value, seen))]
@@ -131,8 +131,8 @@ def referenced_objects(name: str, value: Any) -> dict[str, Any]:
         if not step:
             waiting.pop()
             continue
-        is_atom = isinstance(child, ATOMS) and not (is_builtin_method(child) or is_local_class(child))
-        if is_atom or id(child) in seen or max(len(found), len(waiting)) >= MAX_PARTS:
+        is_atomic = isinstance(child, ATOMIC_TYPES) and not (is_builtin_method(child) or is_local_class(child))
+        if is_atomic or id(child) in seen or max(len(found), len(waiting)) >= MAX_PARTS:
             continue
         below = f"{path}@{_quote(step)}"
         if is_below_training_object(below) and not _can_change_in_place(child):
@@ -146,9 +146,9 @@ def referenced_objects(name: str, value: Any) -> dict[str, Any]:
     return found
 
 
-def _has_only_atoms(value: Any) -> bool:
+def _has_only_atomic_items(value: Any) -> bool:
     items = value.values() if type(value) is dict else value
-    return all(type(item) in COMMON_ATOMS for item in items)
+    return all(type(item) in COMMON_ATOMIC_TYPES for item in items)
 
 
 def _steps_to_parts(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
