@@ -153,6 +153,9 @@ class CellProgram:
             accelerator.has_interrupted_backward for accelerator in self._accelerators.open_accelerators()
         )
         self._lines += imported.bind_changed(request.bound)
+        if outcome == "done":
+            absent = [name for name in resolved.config.pull if name not in self._namespace]
+            self._lines += [f"--pull {name}: after the cell there is no such name" for name in absent]
         if before is not None:
             before.imported = imported.ids()
         changed, notes = ({}, []) if settings is None else settings.find()
