@@ -1,6 +1,6 @@
-"""What modules hold under names that pickle does not look for.
+"""Objects that modules hold under names that pickle does not look for.
 
-These are constants without state, such as ``dataclasses.MISSING``, which code compares by ``is``, and classes that have
+They are constants without state, such as ``dataclasses.MISSING``, which code compares by ``is``, and classes that have
 another name in their module than their own, as `torch.nn.attention.SDPBackend`.
 """
 
