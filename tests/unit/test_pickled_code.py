@@ -1,7 +1,8 @@
-"""Functions of the notebook, as workers receive them."""
+"""Functions and classes of the notebook, as workers receive them."""
 
 from typing import Any
 
+from torch.nn.attention import SDPBackend
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_nb.pool.sync.stream import pickling
@@ -46,3 +47,11 @@ def test_functions_that_a_library_has_decorated_use_its_own_globals():
     finally:
         handle.remove()
     assert len(steps) == 1
+
+
+def test_a_class_that_its_module_has_under_another_name_is_the_same_one():
+    assert SDPBackend.__qualname__ != "SDPBackend"
+    stream, buffers = pickling.dump([SDPBackend, SDPBackend.MATH], namespace={}, shared={})
+    kind, member = pickling.load(stream, buffers, namespace={})
+    assert kind is SDPBackend
+    assert member == SDPBackend.MATH

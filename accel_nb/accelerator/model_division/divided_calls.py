@@ -646,8 +646,8 @@ def _difference(
         return "the kind of its output depends on the batch"
     if not is_equal(rows, whole, tolerance, _ROUNDING_FACTOR):
         return "it computes with several samples together"
-    own, other = means_with_deviations(effects), means_with_deviations(whole_effects)
-    if effects.keys() != whole_effects.keys() or not is_equal(own, other, tolerance, _ROUNDING_FACTOR):
+    state, whole_state = means_with_deviations(effects), means_with_deviations(whole_effects)
+    if state.keys() != whole_state.keys() or not is_equal(state, whole_state, tolerance, _ROUNDING_FACTOR):
         return "its state or its random numbers depend on the batch as a whole"
     return None
 

@@ -359,7 +359,7 @@ def _write_bare(value: Any, content: Any) -> None:
 
 
 def _has_own_state(value: Any) -> bool:
-    return has_own_state(value) and not is_training_object(value)
+    return has_own_state(value) and not (is_training_object(value) or is_of_process(value))
 
 
 def _read_state(value: Any) -> tuple[Any, Any] | None:

@@ -1,4 +1,8 @@
-"""Constants of modules without state, such as ``dataclasses.MISSING``, which code compares by ``is``."""
+"""Objects that modules hold under names that pickle does not look for.
+
+They are constants without state, such as ``dataclasses.MISSING``, which code compares by ``is``, and classes that have
+another name in their module than their own, as `torch.nn.attention.SDPBackend`.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +25,10 @@ def constants_of(kind: type) -> dict[int, str]:
         found = {id(value): name for name, value in attributes if type(value) is kind and not attributes_of(value)}
         _constants[kind] = found
     return found
+
+
+def name_in_module(kind: type) -> str | None:
+    """Return the name of an imported class in its own module, None if the module does not have it."""
+    module = None if kind.__module__ == "__main__" else sys.modules.get(kind.__module__)
+    held = [] if module is None else list(vars(module).items())
+    return next((name for name, value in held if value is kind), None)

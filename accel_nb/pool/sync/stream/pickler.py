@@ -72,7 +72,7 @@ from accel_nb.pool.sync.reductions.locks import is_lock, reduce_lock
 from accel_nb.pool.sync.reductions.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.reductions.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.reductions.memory_views import reduce_memory_view
-from accel_nb.pool.sync.reductions.module_constants import constants_of
+from accel_nb.pool.sync.reductions.module_constants import constants_of, name_in_module
 from accel_nb.pool.sync.reductions.object_reduction import (
     adds_items_itself,
     is_inverse_transform,
@@ -369,6 +369,8 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, type):
             if reduced is NotImplemented:
                 return reduce_patched_class(obj)
+            if name := name_in_module(obj):
+                return name
             reduced = reduce_class(obj, with_body_members(obj, reduced))
         if reduced is NotImplemented and type(obj) not in self.dispatch_table:
             if adds_items_itself(type(obj)):
