@@ -1,4 +1,4 @@
-"""The runs of an accelerator: how they begin, resume, save, are interrupted and end."""
+"""The runs of an accelerator: beginning, resuming, saving, interruption and end."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class TrainingRun:
         self._sink = sink
         self._options = options
         self._autosave: Autosave | None = None
+        self._receiver = receiver
         self._run_controller = None if receiver is None else RunController(receiver, stepper, stepper.meter)
         self._state: TrainingState | None = None
         self._resumer: RunResumer | None = None
@@ -135,7 +136,7 @@ class TrainingRun:
         self._resumer.begin_run(resume)
 
     def end(self) -> list[str]:
-        """Wait for the save in the background, and return lines, without secrets, about what was resumed and saved."""
+        """Wait for the background save, and return lines, without secrets, about resumed and saved checkpoints."""
         assert self._state is not None
         assert self._resumer is not None
         self._stepper.flush()
@@ -150,7 +151,7 @@ class TrainingRun:
         return list(map(redact, lines))
 
     def end_interrupted(self) -> list[str]:
-        """Return lines about what an interrupted run has saved; waits for others only if all stop at the same step."""
+        """Return lines about an interrupted run's checkpoints; waits for others only if all stop at the same step."""
         autosave = self._autosave
         if autosave is None or not self.has_trained:
             return []
@@ -192,9 +193,14 @@ class TrainingRun:
             steps=steps,
             seconds=seconds,
             is_behind=lambda: state.is_behind,
+            on_stop=self._report_interrupt,
         )
         if self._run_controller is not None:
             self._run_controller.autosave = self._autosave
+
+    def _report_interrupt(self) -> None:
+        if self._receiver is not None:
+            self._receiver.report_interrupt()
 
     def request_checkpoint(self) -> None:
         """Save at the end of a step soon; safe in signal handlers and threads."""

@@ -25,7 +25,7 @@ from accel_nb.accelerator.tracking.run_tracking import number_of
 from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.compat.arguments import accumulation_steps, add_defaults, is_set, precision_of, project_of
-from accel_nb.compat.checkpoint_folders import CheckpointFolders
+from accel_nb.compat.checkpoint_folders import CheckpointFolders, call_hooks_apart
 from accel_nb.compat.data.epochs import count_epochs, set_iteration
 from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
@@ -99,7 +99,7 @@ class Accelerator(OwnAccelerator):
             num_steps = steps_of_plugin(chosen, num_steps)
             if gradient_accumulation_plugin is not None:
                 gradient_accumulation_plugin = replace(gradient_accumulation_plugin, num_steps=num_steps)
-        own_trackers = self._take_registered(log_with)
+        own_trackers = self._record_registered_trackers(log_with)
         config = options["config"] = add_defaults(options.get("config"), step_scheduler_with_optimizer)
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and not (
             fsdp_plugin or chosen or options.get("strategy") or is_set("strategy", config)
@@ -156,8 +156,8 @@ class Accelerator(OwnAccelerator):
             self._stepper.window, lambda: () if (found := reference()) is None else found._dataloaders
         )
 
-    def _take_registered(self, log_with: Any) -> list[Any] | None:
-        """Remember the trackers that programs have registered by name, and return the others of ``log_with``."""
+    def _record_registered_trackers(self, log_with: Any) -> list[Any] | None:
+        """Store the names of registered trackers in ``log_with``; return the other trackers, or None."""
         require_folder(log_with, self.project_configuration.logging_dir)
         self._registered = registered_names(log_with)
         if not self._registered:
@@ -166,7 +166,7 @@ class Accelerator(OwnAccelerator):
         return [item for item in given if item not in self._registered] or None
 
     def _train_as_accelerate(self, *, checks_losses: bool) -> None:
-        """Set the stepper to accelerate's rules of accumulation, and of losses that are NaN."""
+        """Accumulate gradients, and accept losses that are NaN, as accelerate does."""
         self._collectives.keeps_scalars = True
         self._stepper.window.rescales_short_windows = False
         self._stepper.window.counts_blocks_only = True
@@ -194,7 +194,7 @@ class Accelerator(OwnAccelerator):
         return config.build_device_mesh(self.device.type, getattr(self.components.strategy, "device_mesh", None))
 
     def __reduce__(self) -> Any:
-        """Copy an accelerator: one with its arguments is built, and prepares copies of what it has prepared."""
+        """Copy an accelerator: a new one with the same arguments prepares copies of its prepared objects."""
         return _rebuild, (type(self), self._arguments, self.prepared_objects, tuple(self._custom_objects))
 
     # --- states ---
@@ -361,7 +361,7 @@ class Accelerator(OwnAccelerator):
 
     @property
     def _schedule_stride(self) -> int:
-        """By how much a call of a prepared schedule advances it."""
+        """The number of scheduler steps that one call of a prepared scheduler's ``step`` makes."""
         options = self._settings.options
         is_ahead = options.schedule == "samples" and options.batch != "global"
         return self.components.strategy.data_coords()[1] if is_ahead else 1
@@ -377,7 +377,7 @@ class Accelerator(OwnAccelerator):
         Models that were prepared for evaluation stay prepared: trainers prepare a reference model once, and later call
         this method.
         """
-        self.components.preparer.forget_evaluated()
+        self.components.preparer.drop_evaluated()
         super().free_memory()
         return [None] * len(objects)
 
@@ -442,7 +442,7 @@ class Accelerator(OwnAccelerator):
 
     def _reason_not_to_join(self) -> str | None:
         sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        if self.distributed_type in sharded or not self.components.strategy.capabilities.keeps_local:
+        if self.distributed_type in sharded or not self.components.strategy.capabilities.supports_local_gradients:
             return "each holds shards of the model, which all ranks need in each step"
         return None if self._optimizers else "no optimizer is prepared"
 
@@ -527,9 +527,10 @@ class Accelerator(OwnAccelerator):
     ) -> str:
         """Save the state of the training; with automatic naming to ``checkpoints/checkpoint_N`` of the project folder.
 
-        If every rank has a copy of the weights, only the main process saves, and the others need not call. Its random
-        states are saved; those of other ranks are derived when the checkpoint is loaded. With automatic naming every
-        rank must call, and the oldest checkpoints beyond ``total_limit`` are removed once the new one is complete.
+        If every rank has a copy of the weights, only the main process saves, and the others need not call: where they
+        do, they call the hooks. Random states of the main process are saved; those of other ranks are derived when the
+        checkpoint is loaded. With automatic naming every rank must call, and the oldest checkpoints beyond
+        ``total_limit`` are removed once the new one is complete.
         """
         folders, newest = self._folders, None
         if folders.is_automatic:
@@ -539,17 +540,28 @@ class Accelerator(OwnAccelerator):
         is_alone = not folders.is_automatic and options.get("blocking", True) and self._are_ranks_equal
         if is_alone and self.is_main_process:
             found = self.components.state.save(output_dir, blocking=True, is_alone=True)
+        elif is_alone:
+            found = os.fspath(output_dir)
+            call_hooks_apart(self.components.state, self.process_index)
         else:
-            found = os.fspath(output_dir) if is_alone else super().save_state(output_dir, safe_serialization, **options)
+            found = super().save_state(output_dir, safe_serialization, **options)
         self.project_configuration.iteration += 1
         if newest is not None:
             run_on_main(self._comm, lambda: folders.remove_oldest(newest))
         return found
 
     def load_state(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, input_dir: str | os.PathLike[str] | None = None, load_kwargs: Any = None, **options: Any
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: Any = None,
+        map_location: Any = None,
+        **options: Any,
     ) -> Any:
-        """Load a state; without a folder the newest one that was named automatically."""
+        """Load a state; without a folder the newest one that was named automatically.
+
+        Tensors are read into those of the prepared objects, which stay on their devices: ``map_location`` and
+        ``load_kwargs`` change nothing.
+        """
         folders = self._folders
         self.wait_for_everyone()  # the main process may still be writing
         if input_dir is None and folders.is_automatic:

@@ -16,6 +16,7 @@ from accel_nb.accelerator.process.init_world import find_world
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.hf_utils import parse_flag_from_env
 from accel_nb.data.loader import latest_share
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.world import World
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _RECORD_FIELDS = ("_world", "device", "backend", "debug", "mixed_precision")
 """Fields of the shared record; objects do not have them after a reset."""
+_FIELDS_OF_PROCESS = ("_comm", "_collectives", "_group", "device_mesh")
+"""Fields of the shared record that are connections of this process; copies for other processes do not have them."""
 
 
 def world_of_variable(cpu: bool) -> World | None:
@@ -72,6 +75,22 @@ class PartialState(process_state.PartialState):
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Clear the shared record; the next object creates a new one."""
         PartialState._shared_state.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields that a copy has in a process that has no state and cannot build one."""
+        return {name: value for name, value in vars(self).items() if name not in _FIELDS_OF_PROCESS}
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        """Set a copy to the shared record of its own process, which is built if no other rank has to be waited for.
+
+        Else the copy has ``fields``, those of the original.
+        """
+        kind = type(self)
+        is_open = DefaultGroup.is_open() or find_world(cpu=True).size == 1
+        if kind._shared_state or (kind is PartialState and is_open):
+            self.__init__(cpu=fields.get("_cpu", False))
+        else:
+            self.__dict__ = fields
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError, with the reason if the shared record was cleared."""

@@ -1,4 +1,4 @@
-"""Dispatched loading: rank 0 reads the batches and scatters to each rank its own share.
+"""Dispatched loading: rank 0 reads the batches and sends each rank its share by a scatter.
 
 A step is one scatter. Rank 0 has a buffer for each rank, with the tensors of its share, other values as JSON, and the
 structure of the batch if it has changed since the last step. Buffers keep their length until a share does not fit; then
@@ -28,7 +28,7 @@ _ALIGN = 16
 _HEADER_BYTES = 32  # kind, a number, bytes of the values, bytes of the layout
 _FIRST_LENGTH = 1024
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_REMEDY = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
+_ADVICE = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
 
 Steps = Callable[[Sequence[int]], Iterator[list[BatchAndShare]]]
 """Reads on rank 0: the argument is the indices of all shares; each step yields a (batch, share) pair for each."""
@@ -72,7 +72,7 @@ class _Packed:
 
 
 class _Receiver:
-    """Receives this rank's shares; on rank 0 its argument is the buffers to scatter."""
+    """Receives this rank's shares; on rank 0 the methods get the buffers to scatter."""
 
     def __init__(self, shard: DataShard, device: torch.device) -> None:
         self.length = _FIRST_LENGTH
@@ -168,7 +168,7 @@ def _pack(batch: Any, share: BatchShare) -> _Packed:
     try:
         text = json.dumps(values).encode() if values else b""
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_REMEDY}") from error
+        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_ADVICE}") from error
     tensors: list[Any] = []
     at = 0
     for tensor in found:
@@ -204,25 +204,25 @@ def _aligned(length: int) -> int:
     return -(-length // _ALIGN) * _ALIGN
 
 
-def _tree(item: Any, found: list[Tensor], values: list[Any]) -> Any:
+def _tree(item: Any, tensors: list[Tensor], values: list[Any]) -> Any:
     """Return the structure of a batch as JSON; append its tensors and other values to the lists."""
     if isinstance(item, np.ndarray) and item.dtype.kind in "biufc" and item.dtype.isnative:
-        found.append(torch.from_numpy(np.ascontiguousarray(item)))
-        return {"array": len(found) - 1}
+        tensors.append(torch.from_numpy(np.ascontiguousarray(item)))
+        return {"array": len(tensors) - 1}
     if isinstance(item, Tensor) and item.layout == torch.strided and not item.is_quantized:
-        found.append(item)
-        return {"tensor": len(found) - 1}
+        tensors.append(item)
+        return {"tensor": len(tensors) - 1}
     if item is None or type(item) in (bool, int, float, str):
         values.append(item)
         return {"value": len(values) - 1}
     if type(item) is list:
-        return [_tree(child, found, values) for child in item]
+        return [_tree(child, tensors, values) for child in item]
     if type(item) is tuple:
-        return {"tuple": [_tree(child, found, values) for child in item]}
+        return {"tuple": [_tree(child, tensors, values) for child in item]}
     if isinstance(item, Mapping) and all(type(key) is str for key in item):
-        return {"dict": [[key, _tree(child, found, values)] for key, child in item.items()]}
+        return {"dict": [[key, _tree(child, tensors, values)] for key, child in item.items()]}
     raise MisuseError(
-        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_REMEDY}"
+        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_ADVICE}"
     )
 
 

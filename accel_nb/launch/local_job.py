@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from accel_nb.launch.rank_task import FINISHING, RankTask
+from accel_nb.launch.rank_task import FINISHING, HANDLING, RankTask
 from accel_nb.launch.stall_reporter import StallComparer
 from accel_nb.notebook.session.interrupts import InterruptCount, count_interrupts
 from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S, GRACE_S, PEER_FAILURE_DELAY_S, describe_exit
@@ -50,7 +50,7 @@ class RankProcess:
     process: subprocess.Popen[bytes]
     pidfd: int
     report_file: int
-    position_file: int
+    location_file: int
     log: int | None
     code: int | None = None
     ended: float = 0.0
@@ -58,7 +58,7 @@ class RankProcess:
 
     def close(self) -> None:
         """Close the descriptors of the rank."""
-        for descriptor in (self.pidfd, self.report_file, self.position_file, *([] if self.log is None else [self.log])):
+        for descriptor in (self.pidfd, self.report_file, self.location_file, *([] if self.log is None else [self.log])):
             os.close(descriptor)
 
     def failure_report(self) -> dict[str, Any] | None:
@@ -72,6 +72,10 @@ class RankProcess:
     def will_finish(self) -> bool:
         """Return whether the rank has reported, after SIGTERM, that it will stop at the end of a step."""
         return os.pread(self.report_file, len(FINISHING), 0) == FINISHING
+
+    def is_handling(self) -> bool:
+        """Return whether the rank has reported that KeyboardInterrupt was raised in its code, and not that it ended."""
+        return os.pread(self.report_file, os.fstat(self.report_file).st_size, 0).endswith(HANDLING)
 
     def tail(self) -> str:
         """Return the end of the output of a rank whose output is not shown."""
@@ -92,13 +96,13 @@ class JobResult:
 
 @dataclass(slots=True)
 class LocalJob:
-    """A task on ranks of this machine. ``finishes``: it may take long to stop, as a notebook that saves."""
+    """A task on ranks of this machine. ``is_slow_to_finish``: it may run on after SIGTERM, to save a notebook."""
 
     task: RankTask
     args: Sequence[str]
     specs: Sequence[WorkerSpec]
     shown_ranks: frozenset[int] = frozenset({0})
-    finishes: bool = False
+    is_slow_to_finish: bool = False
     timeout_s: float | None = None
     max_restarts: int = 0
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
@@ -125,8 +129,8 @@ class LocalJob:
             port = _free_port()
             for number in range(len(self.specs)):
                 ranks.append(self._start_rank(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
-            stopper = JobStopper(ranks, finishes=self.finishes)
-            comparer = StallComparer({rank.number: rank.position_file for rank in ranks}, self.report)
+            stopper = JobStopper(ranks, is_slow_to_finish=self.is_slow_to_finish)
+            comparer = StallComparer({rank.number: rank.location_file for rank in ranks}, self.report)
             while running := {rank.number for rank in ranks if rank.code is None}:
                 _wait_for_ends(ranks)
                 comparer.update(running)
@@ -149,7 +153,7 @@ class LocalJob:
             log = None if number in self.shown_ranks else self._open_log(number)
             if log is not None:
                 on_failure.callback(os.close, log)
-            task = replace(self.task, report_file=report, position_file=place, parent=os.getpid())
+            task = replace(self.task, report_file=report, location_file=place, parent=os.getpid())
             process = subprocess.Popen(
                 task.command(sys.executable, self.args),
                 env={**self._variables_of(number, attempt, store, port), **self.variables},
@@ -197,10 +201,11 @@ class JobStopper:
     """Decides when ranks that still run are sent SIGTERM to finish, SIGINT, or SIGKILL."""
 
     ranks: Sequence[RankProcess]
-    finishes: bool
+    is_slow_to_finish: bool
     clock: Callable[[], float] = time.monotonic
     send: Callable[[RankProcess, int], None] = lambda rank, number: _signal(rank, number)
     will_finish: Callable[[RankProcess], bool] = RankProcess.will_finish
+    is_handling: Callable[[RankProcess], bool] = RankProcess.is_handling
     reason: EndReason | None = None
     _num_handled: int = 0
     _stage: int = 0
@@ -208,7 +213,10 @@ class JobStopper:
     _failure_time: float | None = None
 
     def update(self, interrupts: Callable[[], int], *, is_late: bool = False) -> None:
-        """Escalate, if it is due: finish (SIGTERM), interrupt (SIGINT), kill (SIGKILL)."""
+        """Escalate, if it is due: finish (SIGTERM), interrupt (SIGINT), kill (SIGKILL).
+
+        After an interrupt by the user it is not due while the code of a rank handles the KeyboardInterrupt.
+        """
         now = self.clock()
         num_interrupts = interrupts()  # read once: another may arrive at any time
         is_interrupted, self._num_handled = num_interrupts > self._num_handled, num_interrupts
@@ -220,11 +228,17 @@ class JobStopper:
                 return
             self.reason = "interrupted" if is_interrupted else "timeout" if is_late else "failed"
             self._escalate(2 if has_failed else 1, now)
-        elif is_interrupted or now > self._deadline():
+            return
+        if self._stage == 1 and self.reason == "interrupted" and not is_late and self._are_some_handling():
+            self._since = now
+        if is_interrupted or now > self._deadline():
             self._escalate(self._stage + 1, now)
 
+    def _are_some_handling(self) -> bool:
+        return any(rank.code is None and self.is_handling(rank) for rank in self.ranks)
+
     def _deadline(self) -> float:
-        if self._stage > 1 or not (self.finishes or any(map(self.will_finish, self.ranks))):
+        if self._stage > 1 or not (self.is_slow_to_finish or any(map(self.will_finish, self.ranks))):
             return self._since + GRACE_S
         until = self._since + FINISH_TIMEOUT_S
         # Ranks finish together: if one has ended alone, the others wait for it until they are stopped.

@@ -23,8 +23,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from accel_nb.config import Layer, resolve, using_layers
-from accel_nb.errors import AccelNbError
-from accel_nb.launch.rank_task import FINISHING, RankTask
+from accel_nb.errors import AccelNbError, error_text
+from accel_nb.launch.rank_task import ENDED, FINISHING, HANDLING, RankTask
 from accel_nb.launch.run_log import RunLog
 from accel_nb.launch.stall_reporter import StallReporter
 from accel_nb.runtime.process.built_accelerators import record_built_accelerators
@@ -47,8 +47,8 @@ class RankProgram:
     def run(self) -> int:
         """Run the target to its end and return the exit code of this process."""
         is_main = self._world is None or self._world.is_main
-        if self._task.position_file is not None and self._world is not None and self._world.size > 1:
-            StallReporter(self._task.position_file, self._world).start()
+        if self._task.location_file is not None and self._world is not None and self._world.size > 1:
+            StallReporter(self._task.location_file, self._world).start()
         with ExitStack() as stack:
             stack.enter_context(using_layers(self._layers()))
             self._accelerators = stack.enter_context(record_built_accelerators())
@@ -63,6 +63,7 @@ class RankProgram:
                 lines = [line for item in open_accelerators for line in item.end_run()]
             except KeyboardInterrupt:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                self._write_report(ENDED)
                 lines = [
                     line for item in self._accelerators if not item.is_closed for line in item.end_interrupted_run()
                 ]
@@ -106,9 +107,13 @@ class RankProgram:
         # A list, since `any` of a generator would not call all of them.
         accepted = [item.request_stop() for item in self._accelerators]
         if not any(accepted):
+            self._write_report(HANDLING)
             raise KeyboardInterrupt
+        self._write_report(FINISHING)
+
+    def _write_report(self, text: bytes) -> None:
         if self._task.report_file is not None:
-            os.write(self._task.report_file, FINISHING)
+            os.write(self._task.report_file, text)
 
     def _report(self, error: BaseException) -> None:
         """Report an error to the launcher, to the elastic agent, or on the terminal."""
@@ -116,7 +121,12 @@ class RankProgram:
         if isinstance(error, AccelNbError) and self._task.kind == "notebook":
             text = f"{type(error).__name__}: {error}\n"
         if self._task.report_file is not None:
-            report = {"type": type(error).__name__, "message": str(error), "traceback": text, "time": time.time()}
+            report = {
+                "type": type(error).__name__,
+                "message": error_text(error),
+                "traceback": text,
+                "time": time.time(),
+            }
             os.write(self._task.report_file, json.dumps(report).encode())
             return
         if get_variable("TORCHELASTIC_ERROR_FILE", ""):

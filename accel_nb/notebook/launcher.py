@@ -69,8 +69,9 @@ def notebook_launcher(
     rank 0's values. A value that cannot be copied raises ShippingError, after the trained state has been applied.
 
     **Interrupt.** KeyboardInterrupt in this process, normally within half a second, also where ranks wait in a
-    collective. The training so far is returned; the workers keep running with their state. A rank that does not stop
-    within two seconds, or at the second interrupt, is killed and replaced.
+    collective. The training so far is returned; the workers keep running with their state. A rank that the interrupt
+    does not reach within two seconds, or before a second one, is killed and replaced. Code that handles the
+    KeyboardInterrupt continues; a second interrupt raises it once more.
 
     **Error.** The first rank that raises stops the others, and its exception is raised here with its own type and a
     traceback of the function's lines on that rank; errors of other ranks are one line each. Rank 0's training is

@@ -65,8 +65,8 @@ class RunRequest:
     """The names that the cell reads."""
     bound: tuple[str, ...] = ()
     """The names that the cell binds."""
-    kept: tuple[str, ...] = ()
-    """Those of ``bound`` whose present values other values of the notebook contain, of names that are not bound."""
+    contained: tuple[str, ...] = ()
+    """Those of ``bound`` whose present values are contained in values of other names, which the cell does not bind."""
     assigned: tuple[str, ...] = ()
     """The attributes of imported modules and classes that it may set, as `AssignedAttribute.to_text` returns them."""
     submodules: tuple[str, ...] = ()
@@ -95,14 +95,14 @@ class RunRequest:
     """A random number of this request, from which the ranks derive the seeds of unseeded generators."""
     rng_digest: str | None = None
     """The digest of the kernel's random states; None: the worker does not return its own."""
-    has_rng: bool = False
-    """Whether the kernel's random states are among the payloads."""
-    is_partial: bool = False
+    is_on_some_ranks: bool = False
     """Whether the cell runs on some ranks only."""
     first_rank: int = 0
     """The lowest of the ranks that run the cell."""
     has_lost_ranks: bool = False
     """Whether ranks were replaced since the last cell."""
+    follows_failure: bool = False
+    """Whether the last cell has ended with an error or an interrupt on some rank, or its end is not known."""
     is_idle: bool = False
     """Whether this rank only receives the values, and does not run the cell."""
 
@@ -134,6 +134,8 @@ class TaskReply:
     has_run: bool = True
     """Whether the values of the request have arrived and its code was started."""
     was_idle: bool = False
+    was_interrupted: bool = False
+    """Whether the code has handled an interrupt: the ranks may have got it after different steps."""
     error: ErrorReport | None = None
     memory: OutOfMemoryReport | None = None
     fingerprints: tuple[Any, ...] | None = None
@@ -167,6 +169,11 @@ class RankAnswer:
     death: WorkerDeath | None = None
     """How the process died, if it did."""
     payloads: Payloads = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the rank has run all of the code, without an interrupt."""
+        return self.outcome == "done" and not self.reply.was_interrupted
 
 
 def to_body(record: RunRequest | PullRequest | TaskReply) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Labels that a user adds to a run: a name, notes, tags and a star. Stored beside the record of the run."""
+"""Labels that a user adds to a run: a name, notes, tags and a star; stored in a file beside the run's record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunLabels:
     tags: tuple[str, ...] = ()
     is_starred: bool = False
 
-    def changed(self, values: Mapping[str, Any]) -> RunLabels:
+    def with_changes(self, values: Mapping[str, Any]) -> RunLabels:
         """Return the labels with the given fields replaced. Raise ConfigError for unknown fields and wrong values."""
         allowed = [field.name for field in fields(self)]
         for name in values:
@@ -57,7 +57,7 @@ class RunLabels:
             raise ValueError("not labels: nested too deeply") from None
         if not isinstance(found, dict):
             raise ValueError("not labels: no JSON object")
-        return cls().changed(found)
+        return cls().with_changes(found)
 
 
 def _shorten(value: object) -> str:

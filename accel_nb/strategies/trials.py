@@ -1,6 +1,6 @@
-"""Trials of a division: copies of a module, threads in place of ranks, and the comparison of results.
+"""Tools for trials of a division: copies of a module, threads in place of ranks, and comparison of results.
 
-A trial needs no other rank, and leaves none waiting.
+A trial communicates with no other rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEED = 1
 
 
 class TrialFailed(Exception):
-    """Raised if parts compute something else than the whole, or if a trial cannot be made."""
+    """Raised if parts compute other results than the whole, or if a trial cannot be made."""
 
 
 class ThreadCommunicator:
@@ -42,7 +42,7 @@ class ThreadCommunicator:
         return self._exchange(tensor.detach().clone())
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each thread, and return what each has sent here."""
+        """Send one part to each thread, and return the parts received from each."""
         found = [sent[self._index] for sent in self._exchange([part.detach().clone() for part in parts])]
         return [part.view(list(shape)) for part, shape in zip(found, shapes, strict=True)]
 
@@ -138,13 +138,13 @@ def run_threads(size: int, compute: Callable[[int, ThreadCommunicator], T]) -> l
     return [results[index] for index in range(size)]
 
 
-def is_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+def is_close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Return whether two results have one shape and differ by at most ``tolerance``, relative to values above 1."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return False
     if not expected.numel():
         return True
     if not (expected.is_floating_point() or expected.is_complex()):
-        return torch.equal(found, expected)
+        return torch.equal(actual, expected)
     scale = max(float(expected.abs().max()), 1.0)
-    return bool((found - expected).abs().max() <= tolerance * scale)
+    return bool((actual - expected).abs().max() <= tolerance * scale)

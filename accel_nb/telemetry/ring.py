@@ -54,7 +54,7 @@ class RingWriter:
     def can_write(event: Event) -> bool:
         """Return whether the event can be written: it is numeric, or a logged value whose name fits into a slot."""
         if isinstance(event, MetricLogged):
-            return _fits(event.name.encode())
+            return _fits(_encode(event.name))
         return isinstance(event, StepDone | MemorySample | EpochBegan | TimeUsed)
 
     def write_step(
@@ -72,7 +72,7 @@ class RingWriter:
 
     def write_metric(self, rank: int, step: int, time: float, name: str, value: float) -> bool:
         """Write the record of a `MetricLogged` with these fields if its name fits; return whether it does."""
-        encoded = name.encode()
+        encoded = _encode(name)
         if not _fits(encoded):
             return False
         offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
@@ -142,6 +142,11 @@ class RingReader:
         """Unmap the ring and close its descriptor."""
         self._memory.close()
         os.close(self._descriptor)
+
+
+def _encode(name: str) -> bytes:
+    """Return a name as UTF-8, which has no bytes for half of a surrogate pair: they are written as escapes."""
+    return name.encode(errors="backslashreplace")
 
 
 def _fits(name: bytes) -> bool:

@@ -25,7 +25,7 @@ from accel_nb.telemetry.validation_meter import ValidationMeter
 
 _NUM_SLOTS = 4096
 MAX_NAME = 20
-"""Maximum length of a variable's name in the name of its curve."""
+"""Maximum length of a variable's name in the name of its curve, in bytes of UTF-8."""
 
 
 class StepMeter:
@@ -107,7 +107,7 @@ class StepMeter:
         if cached is None:
             scope = list(caller.f_locals.items())  # a snapshot: another thread may bind globals
             names = (name for name, value in scope if value is loss and not name.startswith("_"))
-            cached = self._call_sites[site] = code, next(names, "")[:MAX_NAME]
+            cached = self._call_sites[site] = code, next(names, "").encode()[:MAX_NAME].decode(errors="ignore")
         self._loss_name = cached[1]
 
     @property

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -14,6 +16,8 @@ import pytest
 import torch
 
 from accel_nb.cli.main import main
+from accel_nb.launch.rank_task import RankTask
+from accel_nb.pool.control.stop_escalation import GRACE_S
 from tests.conftest import wait_for
 from tests.launch.jobs import TIMEOUT_S, launch, runs, script, start, start_torchrun, write_digits
 
@@ -54,6 +58,27 @@ def test_ranks_get_place_and_words_and_the_first_that_fails_is_named(folder: Pat
     assert (run.name, run.outcome, run.exit_code, run.args) == ("try", "failed", 1, tuple(words))
     assert run.config["cpus"] == (2, "--cpus 2 (flags)")
     assert "ValueError" in run.error
+
+
+@pytest.mark.parametrize("has_agent", [False, True])
+def test_an_error_whose_text_raises_is_reported(folder: Path, has_agent: bool, monkeypatch):
+    raising = """
+        class Bad(Exception):
+            def __str__(self):
+                return 1 / 0
+        raise Bad
+    """
+    report = folder / "report.json"
+    if has_agent:
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+    with report.open("w") as file:
+        number = None if has_agent else file.fileno()
+        task = RankTask("script", str(script(folder / "raises.py", raising)), report_file=number)
+        command = task.command(sys.executable, [])
+        ended = subprocess.run(command, pass_fds=[file.fileno()], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
+    assert ended.returncode == 1
+    message = json.loads(report.read_text())["message"]
+    assert "<exception str() failed>" in (message["message"] if has_agent else message), ended.stderr
 
 
 WITH_ACCELERATE = """
@@ -118,6 +143,27 @@ def test_an_interrupt_reaches_the_ranks_and_a_killed_launcher_leaves_none(folder
         process.kill()
         process.communicate(timeout=TIMEOUT_S)
     assert wait_for(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+HANDLE = f"""
+    import threading
+    forever = threading.Event()
+    try:
+        print("go", flush=True)
+        forever.wait()
+    except KeyboardInterrupt:
+        forever.wait({GRACE_S + 0.5})
+        print("saved", flush=True)
+"""
+
+
+def test_a_script_that_handles_an_interrupt_may_take_long(folder: Path):
+    with start("--cpus", "1", script(folder / "handle.py", HANDLE)) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (out, process.returncode) == ("saved\n", 128 + signal.SIGINT)
 
 
 FORK = """

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import wait_for
-from tests.notebook.cells import done, run
+from tests.notebook.cells import done, run, setup
 from tests.support.kernel import running_kernel
 
 ONE_RAISES = """if accelerator.process_index == 1:
@@ -197,7 +197,15 @@ def test_unknown_commands_get_the_nearest_name(kernel):
     assert output.error is not None
     assert "did you mean 'status'?" in output.error[1]
     assert "takes names of variables" in str(kernel.run("%accelerate pull").error)
-    assert "no rank 9" in str(kernel.run("%accelerate logs 9").error)
+    assert "no rank 9; the last cell ran on ranks 0 and 1" in str(kernel.run("%accelerate logs 9").error)
+
+
+@pytest.mark.parametrize("line", ["%accelerate --help", "%accelerate help", "%%accelerate --help\nsome text"])
+def test_help_lists_every_flag(kernel, line):
+    shown = kernel.run(line).stdout
+    assert "--precision no|fp16" in shown
+    assert "--resume auto|PATH" in shown
+    assert ("status|wait|" in shown) is not line.startswith("%%")
 
 
 def test_a_timeout_ends_the_cell(kernel):
@@ -231,6 +239,32 @@ def test_an_interrupt_that_the_cell_handles_is_no_error(kernel):
     assert kernel.value("last") == 8
 
 
+def test_a_cell_that_handles_an_interrupt_may_save_for_longer_than_the_grace_time(kernel, tmp_path):
+    setup(kernel, "from accel_nb.pool.control import stop_escalation\nstop_escalation.GRACE_S = 0.5")
+    setup(
+        kernel,
+        "import time, torch\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ndata = torch.ones(4, 2)",
+    )
+    body = f"""try:
+    for step in range(10**9):
+        model(data).pow(2).mean().backward()
+        optimizer.step(); optimizer.zero_grad()
+        if step == 20: print("go", flush=True)
+except KeyboardInterrupt:
+    until = time.monotonic() + 1
+    while time.monotonic() < until: pass
+    torch.save(model.state_dict(), {str(tmp_path / "model.pt")!r})
+"""
+    output = run(kernel, body, interrupt_on="go")
+    assert output.error is None, output.traceback
+    assert not any("differ" in text for text in output.texts)
+    assert kernel.value("step > 20") is True
+    setup(kernel, f"saved = torch.load({str(tmp_path / 'model.pt')!r})")
+    assert kernel.value("bool((model.weight == saved['weight']).all())") is True
+    setup(kernel, "stop_escalation.GRACE_S = 2.0")
+
+
 def test_an_interrupted_training_keeps_what_it_learned(kernel):
     kernel.run(
         "import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\nbefore = model.weight.detach().clone()\n"
@@ -246,6 +280,36 @@ def test_an_interrupted_training_keeps_what_it_learned(kernel):
     assert output.error[0] == "KeyboardInterrupt"
     assert kernel.value("bool((model.weight != before).all())") is True
     assert kernel.value("step > 20") is True
+
+
+def test_ranks_that_are_interrupted_after_different_steps_continue_from_one(kernel):
+    setup(
+        kernel,
+        "import copy, threading, torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(4, 1).double()\n"
+        "optimizer = torch.optim.Adam(model.parameters(), lr=0.1)\ndata = torch.randn(8, 4).double()\n"
+        "average = torch.zeros(()).double()\ncounts = {'steps': 0}\nnumber = 0\nranks = torch.distributed",
+    )
+    loop = (
+        "for number in range({}):\n    model(data).pow(2).mean().backward()\n{}"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+        "    average.mul_(0.9).add_(model.weight.detach().sum()); counts['steps'] += 1\n"
+    )
+    # Rank 1 has not made the step yet, in the middle of which it is interrupted.
+    wait = (
+        "    if number == 3: print('go', flush=True); getattr(ranks, 'get_' + 'rank')() and threading.Event().wait()\n"
+    )
+    output = run(kernel, loop.format(10**9, wait), interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    setup(kernel, "twin = copy.deepcopy([model, optimizer, average, counts, number])")
+    output = done(kernel, loop.format("number % 3 + counts['steps'] % 5 + 2", ""))
+    assert not any("differ" in text for text in output.texts)
+    names = ("model", "optimizer", "average", "counts", "number")
+    setup(kernel, f"trained = [{', '.join(names)}]\n{', '.join(names)} = twin")
+    setup(kernel, loop.format("number % 3 + counts['steps'] % 5 + 2", ""))
+    assert kernel.value("trained[3:] == [counts, number]") is True
+    assert kernel.value("float((trained[0].weight - model.weight).abs().max())") < 1e-12
+    assert kernel.value("float(abs(trained[2] - average))") < 1e-12
 
 
 def test_interrupts_amid_large_reductions_never_lose_a_rank(kernel):

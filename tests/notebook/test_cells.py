@@ -55,6 +55,12 @@ def test_a_name_changed_in_the_notebook_is_sent_again(kernel):
     assert done(kernel, "print(sum(data))").stdout == "16\n"
 
 
+def test_a_name_to_pull_that_the_cell_does_not_bind_is_named(kernel):
+    output = done(kernel, "here = 1", "--cpus 2 --pull here,absent")
+    assert output.texts[-1] == "--pull absent: after the cell there is no such name"
+    assert "%accelerate set: give lr=RATE" in str(kernel.run("%accelerate set").error)
+
+
 def test_large_values_stay_until_they_are_pulled(kernel):
     output = done(kernel, "import numpy\nbig = numpy.ones(10_000_000)")
     assert any("big (76.3 MiB is large) · `%accelerate pull big` fetches" in text for text in output.texts)
@@ -98,6 +104,31 @@ def test_all_values_are_shown_if_the_notebook_shows_all(kernel):
     assert done(kernel, "1 + 1\n2 + 1\nx = 4").texts[1:] == ["2", "3"]
     setup(kernel, f"x = 1\n{shown.format('last_expr')}")
     assert done(kernel, "1 + 1\n2 + 1").texts[1:] == ["3"]
+
+
+def test_values_are_shown_with_the_precision_of_the_notebook(kernel):
+    setup(kernel, "%precision 3")
+    assert done(kernel, "2 / 3").texts[1:] == ["0.667"]
+    done(kernel, "%precision 2")
+    assert kernel.run("2 / 3").result == "0.67"
+    setup(kernel, "%precision")
+
+
+def test_functions_that_stay_in_one_process_are_named(kernel):
+    register = "import logging\ndef keep_all(record): return True\nlogging.getLogger('own').addFilter(keep_all)"
+    assert any("filter keep_all of the logger 'own', which the cell" in text for text in done(kernel, register).texts)
+    setup(kernel, register.replace("keep_all", "keep_some"))
+    texts = done(kernel, "1").texts
+    assert any("filter keep_some of the logger 'own', which the notebook" in text for text in texts)
+    assert not any("keep" in text for text in done(kernel, "1").texts)
+
+
+def test_a_last_value_that_stays_on_the_workers_says_where_it_is(kernel):
+    setup(kernel, "7")
+    done(kernel, "import threading\nthreading.Event()")
+    output = kernel.run("_.is_set()")
+    assert output.error is not None
+    assert "of type Event, stayed on the workers: bind it to a name" in output.error[1]
 
 
 def test_progress_bars_stay_one_bar(kernel):
@@ -220,7 +251,7 @@ def test_line_magics_answer(kernel):
     assert "2 workers" in kernel.run("%accelerate plan --cpus 2").stdout
     assert "precision" in kernel.run("%accelerate config --precision bf16").stdout
     assert '"stage": 3' in kernel.run("%accelerate config deepspeed --zero-stage 3").stdout
-    assert "sent with the next cell" in kernel.run("x = 1\n%accelerate push x").stdout
+    assert "sent with the next cell that uses it\n" in kernel.run("x = 1\n%accelerate push x").stdout
     assert "workers ended" in kernel.run("%accelerate restart").stdout
     assert done(kernel, "print('again')").stdout == "again\n"
 

@@ -113,6 +113,32 @@ def test_a_step_that_is_saved_already_is_not_saved_again():
     assert [step for step, _ in run.saved] == [1]
 
 
+def test_code_that_handles_a_stop_is_not_stopped_again():
+    stops: list[int] = []
+    run = Run(steps=1, on_stop=lambda: stops.append(run.step))
+    run.go(1, 1.0)
+    run.autosave.request_stop()
+    run.autosave._saved_step = 2
+    with pytest.raises(KeyboardInterrupt):
+        run.go(1, 1.0)
+    run.go(200, 1.0)
+    assert stops == [2]
+
+
+def test_a_request_that_arrives_after_another_ranks_request_has_stopped_the_run_stops_it_no_more(monkeypatch):
+    run = Run(steps=1)
+    run.go(1, 1.0)
+    monkeypatch.setattr(run.comm, "all_gather_json", lambda value: [value, [2, 1, False]])
+    with pytest.raises(KeyboardInterrupt):
+        run.go(1, 1.0)
+    monkeypatch.undo()
+    assert run.autosave.request_stop()
+    run.go(200, 1.0)
+    run.autosave.request_stop()
+    with pytest.raises(KeyboardInterrupt):
+        run.go(1, 1.0)
+
+
 def test_a_stop_far_from_a_boundary_is_refused():
     run = Run()
     run.go(10, 4.0)

@@ -14,6 +14,8 @@ from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.pool.control.stop_escalation import WorkerDeath
 from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.pool import HANG
+from accel_nb.telemetry.events import MetricLogged, WorkerPrepared, to_message
 from accel_nb.ui.panel import Panel
 
 
@@ -57,8 +59,31 @@ def test_what_is_not_shown_is_counted_for_each_rank():
     assert "[... 11 more bytes; `%accelerate logs 0` shows them." in shown(pieces, {0})
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+PREPARED = to_message(WorkerPrepared(0, 0.0, "cpu", "single", "no", (), ()))
+
+
+@pytest.mark.parametrize(("topic", "body"), [("event", PREPARED), (HANG, {"line": "rank 0 waits"})])
+def test_a_terminals_line_makes_room_for_the_receipt_and_for_lines(topic, body):
+    with redirect_stdout(Terminal()) as written:
+        panel = Panel("cell", 1, display="text")
+        output = CellOutput([WorkerSpec("cpu", 1)], panel=panel, shown_ranks={0}, is_new=True)
+        output.on_events([MetricLogged(0, step, 0.1 * step, "loss", 1.0) for step in range(8)])
+        panel.refresh(force=True)
+        before = written.getvalue()
+        output.on_message(0, topic, body)
+    assert before.endswith("loss 1")
+    assert written.getvalue().removeprefix(before).startswith("\r\x1b[K{")
+
+
 DEAD = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=False))
 ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True, stack="in slow\n"))
+
+EXITED = RankAnswer(0, "died", death=WorkerDeath(1, is_killed=False))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +94,10 @@ ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True, stack="in sl
         ([ENDED], "timeout", True, "timeout of 3 s: rank 1 did not stop and was ended"),
         ([ENDED], "timeout", True, "The last Python stack of rank 1:\nin slow"),
         ([replace(DEAD, rank=0), ENDED], "death", True, "stack of rank 1:\nin slow"),
+        ([EXITED, replace(EXITED, rank=1)], "death", True, "exited with code 1 while the cell ran, rank 1 too. Fresh"),
+        ([EXITED, DEAD], "death", True, "rank 0 exited with code 1 while the cell ran; rank 1 was ended by SIGKILL"),
+        ([EXITED, ENDED], "death", True, "while the cell ran; rank 1 then did not stop and was ended. Fresh workers"),
+        ([replace(ENDED, rank=0), ENDED], "timeout", True, "3 s: ranks 0 and 1 did not stop and were ended; the next"),
         ([RankAnswer(0, "interrupted")], "timeout", True, "timeout of 3 s: stopped on every rank"),
     ],
 )

@@ -100,6 +100,37 @@ accelerator.save(model.state_dict(), 'w.pt')
     assert dict(read_file(tmp_path / "train.yaml").values) == {"accumulate": 2, "batch": "global"}
 
 
+TRAIN = "%%accelerate --cpus 2\nmodel(data[0]).sum().backward()\noptimizer.step()"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import os, sys\nsys.path.insert(0, 'src')",
+        "import os\nos.environ['KEY'] = '1'",
+        "import os\nos.environ.setdefault('KEY', '1')",
+        "from dotenv import load_dotenv\nload_dotenv()",
+        "import matplotlib\nmatplotlib.rcParams = {}",
+        "if True:\n    from own import *",
+        "from own import *",
+    ],
+)
+def test_an_import_stays_below_what_it_may_depend_on(statement: str):
+    script = made(f"{statement}\nfrom library import part", SMALL, TRAIN).script
+    last = statement.splitlines()[-1]
+    assert script.index("from pathlib") < script.index(last) < script.index("from library import part")
+    assert script.index("from library import part") < script.index("import torch") < script.index("model, data =")
+
+
+def test_an_import_of_a_name_that_is_bound_before_stays_in_its_place():
+    script = made("from tqdm import tqdm\na = tqdm", "from tqdm.auto import tqdm\nb = tqdm", SMALL, TRAIN).script
+    assert script.index("from tqdm import") < script.index("a = tqdm") < script.index("from tqdm.auto import tqdm")
+    assert script.index("import torch\n") < script.index("a = tqdm")
+    script = made("tqdm = None\nfrom tqdm import tqdm", "import os.path\nx = 1\nimport os", SMALL, TRAIN).script
+    assert script.index("tqdm = None") < script.index("from tqdm import")
+    assert script.index("import os\n") < script.index("x = 1")
+
+
 def test_a_function_prepares_the_objects_that_it_creates():
     function = """\
 def train(model, data, *, epochs):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
 
 
@@ -63,3 +64,24 @@ def test_release_restores_the_previous_handler(received: list[int]):
     elsewhere.start()
     elsewhere.join()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+class UnshowableRun:
+    """A run in the background whose output cannot be completed."""
+
+    output = None
+
+    def __init__(self) -> None:
+        self.closing_lines: list[str] = []
+
+    def finish(self, status: str) -> None:
+        raise OSError("the front end is gone")
+
+
+def test_the_end_of_a_background_run_is_reported_also_if_its_output_cannot_be_completed(monkeypatch):
+    ended, raised = list[Any](), list[Any]()
+    monkeypatch.setattr(threading, "excepthook", lambda info: raised.append(info.exc_type))
+    run: Any = UnshowableRun()
+    background = BackgroundRun(run, {}, {}, lambda output: ([], None), lambda answers, reason: None, list, ended.append)
+    background.join()
+    assert (ended, raised) == ([None], [OSError])

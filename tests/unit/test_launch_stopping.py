@@ -20,17 +20,19 @@ from accel_nb.pool.engine import WorkerSpec
 class Job:
     """Ranks that note what they are sent."""
 
-    def __init__(self, *, promises: bool = False, finishes: bool = False) -> None:
+    def __init__(self, *, promises: bool = False, handles: bool = False, finishes: bool = False) -> None:
         nothing: Any = None
         self.ranks = [RankProcess(number, nothing, -1, -1, -1, None) for number in (0, 1)]
         self.now = 0.0
         self.presses = 0
+        self.handles = handles
         self.sent: list[tuple[int, int]] = []
         self.stopper = JobStopper(
             self.ranks,
             finishes,
             clock=lambda: self.now,
             will_finish=lambda rank: promises,
+            is_handling=lambda rank: self.handles,
             send=lambda rank, number: self.sent.append((rank.number, number)),
         )
 
@@ -79,6 +81,28 @@ def test_a_job_that_does_not_save_gets_little_time():
     job = Job()
     assert job.after(0, press=True) == both(signal.SIGTERM)
     assert job.after(GRACE_S + 0.1) == both(signal.SIGINT)
+
+
+def test_ranks_whose_code_handles_the_interrupt_are_waited_for():
+    job = Job(handles=True)
+    assert job.after(0, press=True) == both(signal.SIGTERM)
+    assert job.after(100) == []
+    job.handles = False  # the code has ended
+    assert job.after(GRACE_S - 0.1) == []
+    assert job.after(0.2) == both(signal.SIGINT)
+
+
+def test_a_second_interrupt_is_raised_in_code_that_handles_the_first():
+    job = Job(handles=True)
+    job.after(0, press=True)
+    assert job.after(100, press=True) == both(signal.SIGINT)
+    assert job.after(GRACE_S + 0.1) == both(signal.SIGKILL)
+
+
+def test_a_timeout_ends_code_that_handles_what_it_raises():
+    job = Job(handles=True)
+    assert job.after(0, is_late=True) == both(signal.SIGTERM)
+    assert job.after(GRACE_S + 0.1, is_late=True) == both(signal.SIGINT)
 
 
 def test_after_a_failure_the_others_get_a_moment_and_are_not_asked_to_save():

@@ -1,7 +1,11 @@
 import os
+import sys
+
+import torch
 
 from accel_nb.telemetry.events import MemorySample, MetricLogged, StepDone
 from accel_nb.telemetry.ring import RingReader, RingWriter, create_ring
+from accel_nb.telemetry.step_meter import StepMeter
 
 
 def step(number: int) -> StepDone:
@@ -28,6 +32,8 @@ def test_logged_values_take_the_ring_if_their_names_fit():
         assert writer.can_write(event)
         writer.write(event)
     assert reader.read() == fitting
+    assert writer.write_metric(3, 1, 1.5, "half \ud83d", 0.25)
+    assert [event.name for event in reader.read()] == ["half \\ud83d"]
     for name in ("x" * 57, "ö" * 29, "ends\0"):
         assert not writer.can_write(MetricLogged(3, 1, 1.5, name, 0.25))
         assert not writer.write_metric(3, 1, 1.5, name, 0.25)
@@ -67,4 +73,25 @@ def test_a_second_writer_goes_on_where_the_first_ended():
         writer.close()
     reader = RingReader(descriptor)
     assert [event.step for event in reader.read()] == [1, 2]
+    reader.close()
+
+
+class RingSink:
+    """Writes steps into a ring, as a worker does."""
+
+    def __init__(self, writer: RingWriter) -> None:
+        self.emit, self.emit_step, self.emit_metric = writer.write, writer.write_step, writer.write_metric
+
+
+def test_the_curves_of_two_optimizers_of_one_long_variable_have_different_names():
+    descriptor = create_ring(8)
+    writer, reader = RingWriter(descriptor), RingReader(descriptor)
+    meter, optimizers = StepMeter(0, "cpu", RingSink(writer)), [torch.nn.Identity(), torch.nn.Identity()]
+    потери_генератора = torch.ones(())
+    for optimizer in optimizers:
+        meter.name_loss(sys._getframe(), потери_генератора)
+        meter.add_loss(потери_генератора, 1, 1, is_first=True)
+        meter.end_step(0.1, False, optimizer)
+    assert [event.curve for event in reader.read()] == ["потери_ген", "потери_ген (2)"]
+    writer.close()
     reader.close()

@@ -1,4 +1,4 @@
-"""Random numbers for some rows of a batch: a rank draws them for the whole batch, and uses those of its own rows.
+"""Random numbers for some rows of a batch: a rank draws numbers for the whole batch, and uses those of its own rows.
 
 So a model that computes some rows has the same dropout as on one device, and the generators of all ranks stay equal.
 """
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accel_nb.runtime.tensors.nested import find_tensors
 
 _FUSED = ("_scaled_dot_product", "_efficient_attention", "_flash_attention", "_cudnn_rnn", "_thnn", "miopen_rnn")
-"""Prefixes of operations that draw random numbers inside of a fused kernel."""
+"""Prefixes of the names of operations that draw random numbers inside of a fused kernel."""
 
 
 class Draw(NamedTuple):

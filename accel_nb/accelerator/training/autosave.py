@@ -15,8 +15,10 @@ from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator
 
 _CHECK_S = 0.5
+"""Time between two exchanges of requests."""
 _MAX_STEPS_BETWEEN_EXCHANGES = 1000
 _EXPECTED_WITHIN_S = 1.0
+"""A boundary is expected soon if the last one was reached within this time, or this number of mean steps, before."""
 _EXPECTED_WITHIN_STEPS = 3
 
 _Request = Literal[0, 1, 2]
@@ -28,7 +30,8 @@ class Autosave:
 
     ``save`` begins a save in the background. ``is_behind`` returns whether the previous save is still being written and
     will take long: a new one is then postponed, so that the training does not wait for the disk. ``num_steps`` returns
-    the number of steps so far; a save is due every ``steps`` steps, or every ``seconds`` seconds.
+    the number of steps so far; a save is due every ``steps`` steps, or every ``seconds`` seconds. ``on_stop`` is called
+    before a stop raises KeyboardInterrupt.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Autosave:
         steps: int | None = None,
         seconds: float | None = None,
         is_behind: Callable[[], bool] = lambda: False,
+        on_stop: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._comm = comm
@@ -48,6 +52,7 @@ class Autosave:
         self._steps = steps
         self._seconds = seconds
         self._is_behind = is_behind
+        self._on_stop = on_stop
         self._clock = clock
         self._request: _Request = _NOTHING
         # The steps and times of the last boundary, the last save and the last exchange.
@@ -75,6 +80,8 @@ class Autosave:
         self.num_postponed = 0
         # After which step the run was stopped, and the error if that step was not saved.
         self.stopped_step: int | None = None
+        # Whether another rank's request has stopped this one before its own arrived.
+        self._has_stopped_early = False
         self.problem: str | None = None
 
     def request_save(self) -> None:
@@ -83,6 +90,9 @@ class Autosave:
 
     def request_stop(self) -> bool:
         """Request that every rank saves and stops at a boundary; return False if none is expected soon. Thread-safe."""
+        if self._has_stopped_early:
+            self._has_stopped_early = False
+            return True
         self._request = _STOP
         return self.has_reached_boundary and self._clock() - self._reached_at <= max(
             _EXPECTED_WITHIN_S, _EXPECTED_WITHIN_STEPS * self._step_s
@@ -126,12 +136,14 @@ class Autosave:
         self._saved_at = self._clock()
 
     def _stop(self, step: int) -> None:
-        self.stopped_step = step
+        self._has_stopped_early = self._request != _STOP
+        self.stopped_step, self._request = step, _NOTHING
         if step != self._saved_step:
             try:
                 self.save_now(step)
             except CheckpointError as error:
                 self.problem = str(error)
+        self._on_stop()
         raise KeyboardInterrupt
 
     def _due_after(self, step: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,17 @@ def reduce(tensor: Any, reduction: Operation = "mean", scale: float = 1.0) -> An
     return _collectives().reduce(tensor, reduction, scale)
 
 
+def gather_object(object: Any) -> Any:
+    """Return the items of all ranks' values in one list, or the values if one has no items.
+
+    One process gets its own value back. Nothing is pickled; see `accel_nb.Accelerator.gather_object`.
+    """
+    values = _collectives().gather_objects(object)
+    if len(values) == 1:
+        return object
+    return [item for value in values for item in value] if all(isinstance(v, Iterable) for v in values) else values
+
+
 def _collectives() -> Collectives:
     """Return collectives over this process's world, which check calls if the shared state's ``debug`` is set."""
     return Collectives(current_comm(), verify=bool(PartialState._shared_state.get("debug")))
@@ -162,10 +173,10 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
 def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     """Return rank 0's tensor on every rank; other ranks may pass None."""
-    held = Collectives(current_comm()).gather_objects(
+    described = Collectives(current_comm()).gather_objects(
         None if tensor is None else [list(tensor.shape), str(tensor.dtype)]
     )
-    shape, dtype = held[0]
+    shape, dtype = described[0]
     if tensor is None:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device="cpu")
     return operations.broadcast(tensor)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from accel_nb.errors import ShippingError
+from accel_nb.errors import ShippingError, error_text
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S
 from accel_nb.pool.sync.objects.shared_ids import SharedId
@@ -44,9 +44,9 @@ class FunctionCall:
             except Exception as error:
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 return (
-                    f"{part} of {self.name} ({kind}) cannot be sent to the workers: {type(error).__name__}: {error}. "
-                    "Create objects that cannot be copied inside the function, and let it return its results, in place "
-                    "of a queue: the launcher returns each rank's value."
+                    f"{part} of {self.name} ({kind}) cannot be sent to the workers: {type(error).__name__}: "
+                    f"{error_text(error)}. Create objects that cannot be copied inside the function, and let it return "
+                    "its results, in place of a queue: the launcher returns each rank's value."
                 )
         return ""
 
@@ -64,8 +64,8 @@ def pack_result(
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise ShippingError(
             f"what the function returned on rank {rank} ({kind}) cannot be copied to the notebook: "
-            f"{type(error).__name__}: {error}. Models that it trained are in the notebook; return numbers, tensors, "
-            "models or plain containers of these."
+            f"{type(error).__name__}: {error_text(error)}. Models that it trained are in the notebook; return numbers, "
+            "tensors, models or plain containers of these."
         ) from None
 
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import attributes_of, is_tensor
-from accel_nb.runtime.generators import generator_values
+from accel_nb.runtime.python_generators import generator_values
 
 _MAX_ITEMS = 64
-"""Containers with more items are taken for data."""
+"""Containers with more items are treated as data."""
 _MAX_VALUES = 20_000
-_ATOMS = (int, float, complex, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
+_ATOMIC_TYPES = (int, float, complex, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
 _CONTAINER_KINDS = (dict, list, tuple, set, frozenset, deque)
 _LIBRARY_MAPPINGS = (UserDict, ChainMap, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _CONTAINERS = (dict, OrderedDict, list, set)
@@ -41,7 +41,7 @@ def reachable_values(values: Iterable[Any], seen: set[int] | None = None) -> Ite
     waiting = list(values)
     while waiting and len(seen) < _MAX_VALUES:
         value = waiting.pop()
-        if isinstance(value, _ATOMS) or id(value) in seen:
+        if isinstance(value, _ATOMIC_TYPES) or id(value) in seen:
             continue
         seen.add(id(value))
         yield value

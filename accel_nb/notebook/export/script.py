@@ -218,34 +218,38 @@ def _write_source(
     constructs_own = any(_binds(cell.tree, "accelerator") for cell in cells)
     config = f'Path(__file__).with_name("{file}")'
     needed = ["from pathlib import Path"]
+    begin: list[str] = []
     bodies: list[str] = []
+    # The lines to put before each body.
+    before: list[list[str]] = []
     if not constructs_own:
         needed.append("from accel_nb import Accelerator")
-        bodies.append(f"accelerator = Accelerator(config={config})")
+        begin.append(f"accelerator = Accelerator(config={config})")
     if not any(_SEEDS.search(cell.text) for cell in cells) and first.config.seed is None:
         needed.append("from accel_nb import set_seed")
-        bodies.append("set_seed(0)  # every process must draw the same random numbers")
+        begin.append("set_seed(0)  # every process must draw the same random numbers")
     training, prepared = TrainingAnalysis([cell.tree for cell in cells]), _PreparedNames(set())
     prints = not any(_binds(cell.tree, "print") for cell in cells)
     num_run = 0
     for part in parts:
+        before.append([])
         if isinstance(part, str):
             bodies.append(part)
             continue
-        before: list[str] = []
         if part.resolved is not None:
             num_run += 1
             if part.resolved.config.seed is not None:
-                before.append(f"set_seed({part.resolved.config.seed})")
+                before[-1].append(f"set_seed({part.resolved.config.seed})")
                 needed.append("from accel_nb import set_seed")
             elif num_run > 1:
-                before.append('synchronize_rng_states(["torch", "numpy", "python"])')
+                before[-1].append('synchronize_rng_states(["torch", "numpy", "python"])')
                 needed.append("from accel_nb import synchronize_rng_states")
             if num_run > 1:
-                before.append("accelerator.note_equal_rng()")
-        bodies.append("\n".join([*before, _rewrite_cell(part, training, prepared, config, prints=prints)]))
+                before[-1].append("accelerator.note_equal_rng()")
+        bodies.append(_rewrite_cell(part, training, prepared, config, prints=prints))
     imports, bodies = hoist_imports(bodies, needed)
-    return _join_parts([_docstring(title, name, file, first), imports, *bodies])
+    bodies = ["\n".join([*lines, body]) for lines, body in zip(before, bodies, strict=True)]
+    return _join_parts([_docstring(title, name, file, first), imports, *begin, *bodies])
 
 
 @dataclass(slots=True)

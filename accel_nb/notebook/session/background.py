@@ -123,8 +123,10 @@ class BackgroundRun:
         if status == "failed":
             first = (str(self.error).splitlines() or [""])[0]
             self.running.closing_lines.append(f"{type(self.error).__name__}: {first} · `%accelerate wait` raises it")
-        self._output.finish(self.running, status)
-        self._on_end(self.error)
+        try:
+            self._output.finish(self.running, status)
+        finally:
+            self._on_end(self.error)
 
 
 class BackgroundOutput:

@@ -9,7 +9,7 @@ from accel_nb.notebook.messages import RankAnswer
 
 def find_different_names(answers: Sequence[RankAnswer]) -> list[str]:
     """Return the names whose values differ among the ranks, if all have finished the cell."""
-    if not answers or any(answer.outcome != "done" for answer in answers):
+    if not answers or not all(answer.is_complete for answer in answers):
         return []
     first, *others = [answer.reply.values for answer in answers]
     return [name for name, digest in first.items() if any(values.get(name) != digest for values in others)]
@@ -17,7 +17,7 @@ def find_different_names(answers: Sequence[RankAnswer]) -> list[str]:
 
 def describe_divergence(answers: Sequence[RankAnswer]) -> list[str]:
     """Return a warning if the ranks that finished the cell have different weights of the trained models."""
-    reported = [answer.reply.fingerprints for answer in answers if answer.outcome == "done"]
+    reported = [answer.reply.fingerprints for answer in answers if answer.is_complete]
     if len(reported) < len(answers) or all(fingerprints == reported[0] for fingerprints in reported):
         return []
     return [

@@ -35,6 +35,10 @@ class CellWorker(WorkerLink, EventSink, Protocol):
         """Report that a requested action was performed after a step."""
         ...
 
+    def report_interrupt(self, *, is_raised: bool) -> None:
+        """Report that KeyboardInterrupt is raised in the user code, or that the interpreter has ignored it."""
+        ...
+
 
 class ZygoteWorker:
     """Stands in for a worker while the program runs in the zygote: it is one process alone, and sends nothing."""
@@ -60,4 +64,7 @@ class ZygoteWorker:
         return nullcontext()
 
     def report_action_done(self, action_id: int, step: int, text: str) -> None:
+        """Drop the report."""
+
+    def report_interrupt(self, *, is_raised: bool) -> None:
         """Drop the report."""

@@ -6,13 +6,17 @@
 3. A rank that has not stopped after its grace time, or when the user interrupts again, is killed and replaced; its
    state is lost.
 
+After an interrupt by the user, a rank is not killed while its code handles the KeyboardInterrupt, as training code does
+to save or to evaluate. If all ranks are at this point when the user interrupts again, or when the timeout has passed,
+stage 1 is repeated, and stage 3 follows for every rank that does not stop.
+
 A request that saves checkpoints has a stage before these: its ranks finish the step, save, and stop at the same step,
 with an intact process group. Stage 1 follows if a rank reports that no end of a step is near, if ranks stop at
 different steps, or if the user interrupts again.
 
 Connections are closed only when no rank makes progress: gloo drops a send over a closed connection, and the receiver
-would wait forever. After one rank has stopped, the others wait in the first collective that it does not enter, and
-have no data left to send.
+would wait forever. After one rank has stopped, or handles the interrupt, the others wait in the first collective that
+it does not enter, and have no data left to send.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryPosition
+from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryLocation
 from accel_nb.pool.payload import Payloads
 from accel_nb.runtime.process.oom_detection import KillCause
 
@@ -39,7 +43,7 @@ STACK_S = 0.3
 """The stacks of ranks are requested this long before they are killed, to report where they did not stop."""
 QUIET_S = 0.05
 """The time that the other ranks have to complete their sends after one rank has stopped."""
-CUT_DELAY_S = 0.5
+CLOSE_DELAY_S = 0.5
 """Connections are closed this long after the interrupt, even if no rank has stopped."""
 MAX_TICK_S = 0.5
 """The most time that one iteration of the waiting loop counts: when this process stalls, ranks may stall too."""
@@ -85,7 +89,7 @@ class StopEscalation:
     engine: Engine
     number: int
     size: int
-    finishes: bool = False
+    may_finish_step: bool = False
     """Whether ranks may finish their step before they are interrupted."""
     clock: Callable[[], float] = time.monotonic
     reason: Reason | None = None
@@ -94,7 +98,11 @@ class StopEscalation:
     """The time of the last call of `escalate`, in seconds that count."""
     _called_at: float | None = None
     _stopped: set[int] = field(default_factory=set)
-    _running: set[int] = field(default_factory=set)
+    _raised: set[int] = field(default_factory=set)
+    """The ranks in whose user code the last interrupt was raised."""
+    _has_begun_again: bool = False
+    _blocking: set[int] = field(default_factory=set)
+    """The ranks that run as if there were no interrupt, or wait where it does not reach them."""
     _unchanged_since: float = 0.0
     _has_aborted: bool = False
     _has_requested_stacks: bool = False
@@ -133,12 +141,20 @@ class StopEscalation:
         """Record that a rank's user code has ended; packing its results may take longer than the grace time."""
         self._stopped.add(rank)
 
-    def record_finish_answer(self, rank: int, will: bool) -> None:
+    def record_interrupt(self, rank: int, *, is_raised: bool) -> None:
+        """Record that an interrupt was raised in a rank's user code; send it again if the interpreter ignored it."""
+        if is_raised:
+            self._raised.add(rank)
+        else:
+            self._raised.discard(rank)
+            self._send({rank}, Interrupt(self.number))
+
+    def record_finish_answer(self, rank: int, will_end: bool) -> None:
         """Record whether a rank will finish its step; if one will not, this stage ends for all ranks."""
-        if will:
+        if will_end:
             self._finishing.add(rank)
         else:
-            self.finishes = False
+            self.may_finish_step = False
 
     def escalate(self, waiting: set[int], num_interrupts: int, *, timed_out: bool = False) -> None:
         """Begin the next stage if it is due.
@@ -149,22 +165,28 @@ class StopEscalation:
         self._num_interrupts = num_interrupts
         now = self._advance()
         running = waiting - self._stopped
-        if running != self._running:
-            self._running, self._unchanged_since = running, now
+        if running - self._raised != self._blocking:
+            self._blocking, self._unchanged_since = running - self._raised, now
         if self._interrupted_at is None:
             is_failure_due = self._failed_at is not None and now - self._failed_at >= PEER_FAILURE_DELAY_S
             if is_interrupted or timed_out or is_failure_due:
                 self.reason = self.reason or ("interrupt" if is_interrupted else "timeout" if timed_out else "failure")
             if self.reason is None:
                 return
-            if self.finishes and self._finish_sent_at is None and not is_failure_due:
+            if self.may_finish_step and self._finish_sent_at is None and not is_failure_due:
                 self._finish_sent_at = now
                 self._send(waiting, FinishStep(self.number))
-            elif is_interrupted or is_failure_due or (running and not self._is_finishing(running, now)):
-                self._interrupted_at = now
-                self._send(waiting, Interrupt(self.number))
+            elif (
+                is_interrupted
+                or is_failure_due
+                or (running and not self._is_finishing(running, now, timed_out=timed_out))
+            ):
+                self._interrupt(waiting)
+        elif (is_interrupted or timed_out) and running and running <= self._handling:
+            self._has_begun_again = True
+            self._interrupt(running)
         elif is_interrupted or now - self._interrupted_at > self._grace_s:
-            for rank in waiting - self.killed - (set() if is_interrupted else self._stopped):
+            for rank in waiting - self.killed - (set() if is_interrupted else self._stopped | self._handling):
                 self.engine.kill(rank)
                 self.killed.add(rank)
         elif not self._has_aborted and self._are_blocked(now - self._interrupted_at, now - self._unchanged_since):
@@ -172,7 +194,19 @@ class StopEscalation:
             self._send(running, AbortCollective(self.number))
         elif not self._has_requested_stacks and now - self._interrupted_at > self._grace_s - STACK_S:
             self._has_requested_stacks = True
-            self._send(running, QueryPosition(self.number, from_outside=True))
+            self._send(running - self._handling, QueryLocation(self.number, from_outside=True))
+
+    @property
+    def _handling(self) -> set[int]:
+        """The ranks whose user code may handle the interrupt for as long as it takes."""
+        return self._raised if self.reason == "interrupt" and not self._has_begun_again else set()
+
+    def _interrupt(self, ranks: set[int]) -> None:
+        """Interrupt the user code of ranks."""
+        self._interrupted_at = self._now
+        self._raised = set()
+        self._has_requested_stacks = False
+        self._send(ranks, Interrupt(self.number))
 
     def _advance(self) -> float:
         called_at = self.clock()
@@ -185,19 +219,21 @@ class StopEscalation:
     def _grace_s(self) -> float:
         return GRACE_S if self.reason in ("interrupt", "timeout") else PEER_GRACE_S
 
-    def _is_finishing(self, running: set[int], now: float) -> bool:
-        """Return whether ranks may still reach the end of their step."""
-        if self._finish_sent_at is None or not self.finishes:
+    def _is_finishing(self, running: set[int], now: float, *, timed_out: bool) -> bool:
+        """Return whether ranks may still reach the end of their step, or handle the interrupt that it ended with."""
+        if self._finish_sent_at is None or not self.may_finish_step:
             return False
-        is_incomplete = len(running) < self.size and now - self._unchanged_since > GRACE_S
+        if running <= self._handling and not timed_out:
+            return True
+        is_incomplete = len(self._blocking) < self.size and now - self._unchanged_since > GRACE_S
         timeout_s = FINISH_TIMEOUT_S if running <= self._finishing else GRACE_S
         return not is_incomplete and now - self._finish_sent_at <= timeout_s
 
     def _are_blocked(self, elapsed_s: float, quiet_s: float) -> bool:
-        some_stopped = 0 < len(self._running) < self.size
-        return (some_stopped and min(elapsed_s, quiet_s) > QUIET_S) or (self.size > 1 and elapsed_s > CUT_DELAY_S)
+        some_left = len(self._blocking) < self.size
+        return self.size > 1 and (elapsed_s > CLOSE_DELAY_S or (some_left and min(elapsed_s, quiet_s) > QUIET_S))
 
-    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective | QueryPosition) -> None:
+    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective | QueryLocation) -> None:
         for rank in ranks:
             self.engine.send(rank, record, urgent=True)
 

@@ -16,7 +16,7 @@ MAX_ITEMS = 128
 MAX_COUNTED = 100_000
 """Of a container with more items than these, the items have no identity in the receiving process."""
 
-COMMON_ATOMS = frozenset({int, float, str, bool, type(None), bytes})
+COMMON_ATOMIC_TYPES = frozenset({int, float, str, bool, type(None), bytes})
 """The types of most of the items that refer to nothing."""
 
 
@@ -32,7 +32,7 @@ def changeable_items(container: Any) -> list[Any]:
     level = list(items_of(container, sys.maxsize))
     while level:
         samples = {type(item): item for item in level}
-        kinds = {kind for kind, item in samples.items() if kind not in COMMON_ATOMS and _is_changeable(item)}
+        kinds = {kind for kind, item in samples.items() if kind not in COMMON_ATOMIC_TYPES and _is_changeable(item)}
         if kinds:
             found += [item for item in level if type(item) in kinds]
         tuples = {kind for kind in samples if issubclass(kind, tuple)}

@@ -14,7 +14,7 @@ from accel_nb.pool.sync.reductions.custom_operators import is_custom_operator
 from accel_nb.pool.sync.reductions.process_objects import is_of_process
 from accel_nb.pool.sync.reductions.weak_collections import is_weak_collection
 
-ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+ATOMIC_TYPES = (str, int, float, complex, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 """Types of values that refer to no object of the notebook, other than its classes and the methods of its objects."""
 
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
@@ -28,10 +28,10 @@ def is_plain_object(value: Any) -> bool:
     """
     kind = type(value)
     if is_enum_member(value):
-        return not isinstance(value, ATOMS)
+        return not isinstance(value, ATOMIC_TYPES)
     return (
         attributes_of(value) is not None
-        and not isinstance(value, ATOMS)
+        and not isinstance(value, ATOMIC_TYPES)
         and not is_of_process(value)
         and not is_weak_collection(value)
         and not isinstance(value, types.FunctionType | types.MethodType | functools.partial | list | tuple | dict | set)

@@ -56,6 +56,12 @@ def is_array_scalar(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.generic)
 
 
+def is_frame(value: Any) -> bool:
+    """Return whether the value is a table, a column or an index of pandas' own classes."""
+    pandas = sys.modules.get("pandas")
+    return hasattr(pandas, "Index") and type(value) in (pandas.DataFrame, pandas.Series, pandas.Index)
+
+
 def is_lazy(tensor: Any) -> bool:
     """Return whether a tensor is a parameter or buffer of a lazy layer that was not called yet."""
     return bool(sys.modules["torch"].nn.parameter.is_lazy(tensor))

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accel_nb.pool.sync.contents.content_kinds import EMPTY_CELL, cell_content, is_set_in_place, is_settable_tensor
-from accel_nb.pool.sync.contents.long_items import COMMON_ATOMS, MAX_ITEMS
+from accel_nb.pool.sync.contents.long_items import COMMON_ATOMIC_TYPES, MAX_ITEMS
 from accel_nb.pool.sync.contents.object_states import attributes_in_state, has_own_state
 from accel_nb.pool.sync.contents.plain_objects import (
-    ATOMS,
+    ATOMIC_TYPES,
     is_array,
     is_builtin_method,
     is_known_dict,
@@ -47,9 +47,9 @@ from accel_nb.pool.sync.objects.user_hooks import gradient_hooks
 from accel_nb.pool.sync.reductions.iterators import is_generator_iterator, is_loader_iterator
 from accel_nb.pool.sync.reductions.loader_state import loader_attributes
 from accel_nb.pool.sync.reductions.memory_views import is_whole_view
-from accel_nb.pool.sync.reductions.open_files import file_of, is_any_file, is_csv_writer, is_file
+from accel_nb.pool.sync.reductions.open_files import file_of, is_csv_writer, is_file_object, is_reopenable_file
 from accel_nb.runtime.container_items import items_of
-from accel_nb.runtime.generators import argument_values
+from accel_nb.runtime.python_generators import argument_values
 
 MAX_PARTS = 512
 """The most objects of a value that have paths, and the most steps of a path."""
@@ -121,7 +121,7 @@ def _unquote(step: str) -> str:
 def referenced_objects(name: str, value: Any) -> dict[str, Any]:
     """Return by path the mutable objects that a named value refers to, each once, without the value itself."""
     found: dict[str, Any] = {}
-    if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _has_only_atoms(value)):
+    if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _has_only_atomic_items(value)):
         return found
     seen = {id(value)}
     waiting = [(name, _steps_to_parts(value, seen))]
@@ -131,8 +131,8 @@ def referenced_objects(name: str, value: Any) -> dict[str, Any]:
         if not step:
             waiting.pop()
             continue
-        is_atom = isinstance(child, ATOMS) and not (is_builtin_method(child) or is_local_class(child))
-        if is_atom or id(child) in seen or max(len(found), len(waiting)) >= MAX_PARTS:
+        is_atomic = isinstance(child, ATOMIC_TYPES) and not (is_builtin_method(child) or is_local_class(child))
+        if is_atomic or id(child) in seen or max(len(found), len(waiting)) >= MAX_PARTS:
             continue
         below = f"{path}@{_quote(step)}"
         if is_below_training_object(below) and not _can_change_in_place(child):
@@ -146,9 +146,9 @@ def referenced_objects(name: str, value: Any) -> dict[str, Any]:
     return found
 
 
-def _has_only_atoms(value: Any) -> bool:
+def _has_only_atomic_items(value: Any) -> bool:
     items = value.values() if type(value) is dict else value
-    return all(type(item) in COMMON_ATOMS for item in items)
+    return all(type(item) in COMMON_ATOMIC_TYPES for item in items)
 
 
 def _steps_to_parts(value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -165,8 +165,8 @@ def _has_path(value: Any) -> bool:
         return is_pickled_by_value(value)
     if isinstance(value, type):
         return is_local_class(value)
-    if is_any_file(value):
-        return is_file(value)
+    if is_file_object(value):
+        return is_reopenable_file(value)
     return (
         is_set_in_place(value)
         or isinstance(value, dict | types.MethodType | types.CellType)
@@ -258,8 +258,8 @@ def _module_attribute(module: Any, place: str) -> Any:
 
 
 def _numbered(step: str, hooks: Mapping[str, Mapping[int, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, held in hooks.items():
-        yield from ((f"{step}{name}.{number}", hook) for number, hook in held.items())
+    for name, hook_dict in hooks.items():
+        yield from ((f"{step}{name}.{number}", hook) for number, hook in hook_dict.items())
 
 
 def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
