@@ -244,6 +244,7 @@ class _LayoutCheck:
         reason = _reason_to_refuse(runs, self._tolerance)
         if reason is not None:
             return DivisionRefusal(reason)
+        random_problem = next((run.random_problem for run in runs if run.random_problem is not None), None)
         whole, first, second = (run.output for run in runs)
         outputs: list[int | Reduction | None] = []
         for parts in zip(find_leaves([whole]), find_leaves([first]), find_leaves([second]), strict=True):
@@ -268,7 +269,7 @@ class _LayoutCheck:
             elif dim is None:
                 return DivisionRefusal("its output has no dim for the samples")
             elif not is_equal(parts[0], torch.cat(parts[1:], dim), self._tolerance):
-                return DivisionRefusal("it computes with several samples together")
+                return DivisionRefusal(random_problem or "it computes with several samples together")
             else:
                 outputs.append(dim)
         if all(dim is None for dim in outputs):
@@ -278,7 +279,7 @@ class _LayoutCheck:
             tuple(outputs),
             self._is_compiled or runs[0].has_drawn,
             runs[1].draws,
-            next((run.random_problem for run in runs if run.random_problem is not None), None),
+            random_problem,
             tuple(read if read is ANY_VALUE else (read,) for read in values_to_compare(*[run.reads for run in runs])),
         )
 

@@ -64,10 +64,14 @@ class ComparedShapes:
         whole = next(self._shapes, None)
         changed = [dim for dim, (one, other) in enumerate(zip(shape, whole or (), strict=False)) if one != other]
         if whole is None or len(whole) != len(shape) or len(changed) > 1:
-            self.problem = f"`{name}` draws numbers of shape {tuple(shape)}, in which the rows are not found"
+            self.problem = _not_found(name, shape)
             return None
         self.draws.append(Draw(name, len(shape), changed[0] if changed else None))
         return self.draws[-1].dim
+
+
+def _not_found(name: str, shape: Sequence[int]) -> str:
+    return f"`{name}` draws numbers of shape {tuple(shape)}, in which the rows are not found"
 
 
 class RecordedDims:
@@ -120,7 +124,7 @@ class RowRandom(TorchDispatchMode):
         own = next((value for value in args if isinstance(value, Tensor)), None)
         if own is None:
             return self._from_sizes(func, args, kwargs)
-        dim = self._dims.find(name, own.shape)
+        dim = self._find_dim(name, own.shape)
         if dim is None:
             return func(*args, **kwargs)
         if any(isinstance(value, Tensor) and value is not own for value in find_tensors([*args[1:], *kwargs.values()])):
@@ -140,7 +144,7 @@ class RowRandom(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _dropout(self, func: Any, source: Tensor, p: float, train: bool | None = True) -> Any:
-        dim = self._dims.find("native_dropout", source.shape)
+        dim = self._find_dim("native_dropout", source.shape)
         if dim is None:
             return func(source, p, train)
         _, mask = func(self._new_whole(source, dim).fill_(1), p, train)
@@ -150,12 +154,20 @@ class RowRandom(TorchDispatchMode):
     def _from_sizes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a factory function, such as ``rand``, whose sizes are a list among its arguments."""
         number = next((index for index, value in enumerate(args) if isinstance(value, list | tuple)), None)
-        dim = None if number is None else self._dims.find(func.overloadpacket.__name__, args[number])
+        dim = None if number is None else self._find_dim(func.overloadpacket.__name__, args[number])
         if number is None or dim is None:
             return func(*args, **kwargs)
         shape = list(args[number])
         whole = func(*args[:number], self._whole_shape(shape, dim), *args[number + 1 :], **kwargs)
         return self._select_own(whole, shape, dim).clone()
+
+    def _find_dim(self, name: str, shape: Sequence[int]) -> int | None:
+        """Return the dim of the rows, whose size is a multiple of their number, as that of packed rows is not."""
+        dim = self._dims.find(name, shape)
+        if dim is None or not shape[dim] % self._size:
+            return dim
+        self.problem = self.problem or _not_found(name, shape)
+        return None
 
     def _whole_shape(self, shape: Sequence[int], dim: int) -> list[int]:
         return [*shape[:dim], shape[dim] // self._size * self._total, *shape[dim + 1 :]]

@@ -189,7 +189,8 @@ class CellProgram:
         sys.path[:] = request.sys_path
         self._sent_modules.add(request.modules)
         self._apply_environment(request.variables, request.reloaded)
-        self._modules.begin_run(request.submodules)
+        with kept_log_levels():
+            self._modules.begin_run(request.submodules)
         apply_settings(request.settings)
         limit_error_filters()
         send_records(self._send_display)

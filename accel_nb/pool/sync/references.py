@@ -63,7 +63,8 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
             _look_up(visible[name], references, namespace)
         waiting = dict.fromkeys(root_name(path) for path in references.looked_up)
         found |= dict.fromkeys(waiting)
-        others = {name: value for name, value in others.items() if name not in waiting}
+        known = {id(others[name]) for name in waiting}  # an object may have further names
+        others = {name: value for name, value in others.items() if id(value) not in known}
     return list(found)
 
 

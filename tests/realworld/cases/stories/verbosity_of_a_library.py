@@ -7,31 +7,36 @@ from pathlib import Path
 
 import torch
 
-Path("talkative.py").write_text(
-    "import logging\n"
-    "logger = logging.getLogger('talkative')\n"
-    "logger.setLevel(logging.INFO)\n"
-    "def loss(x):\n"
-    "    logger.info('computing')\n"
-    "    return (x ** 2).mean()\n"
-)
+for name in ("talkative", "brief"):
+    Path(name).mkdir()
+    Path(name, "__init__.py").write_text(
+        f"import logging\nlogger = logging.getLogger({name!r})\nlogger.setLevel(logging.INFO)\n"
+    )
+    Path(name, "losses.py").write_text(
+        f"from {name} import logger\ndef square(x):\n    logger.info('computing')\n    return (x ** 2).mean()\n"
+    )
+import brief
 import talkative
+import talkative.losses
+from brief.losses import square
 
-logging.getLogger("talkative").setLevel(logging.ERROR)
+names = "talkative", "brief"
+for name in names:
+    logging.getLogger(name).setLevel(logging.ERROR)
 model, levels, losses = torch.nn.Linear(3, 1), [], []
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 # %% accelerate
-levels.append(logging.getLogger("talkative").level)
+levels += [logging.getLogger(name).level for name in names]
 
 # %% accelerate
 for _ in range(2):
-    loss = talkative.loss(model(torch.ones(8, 3)))
+    loss = talkative.losses.square(model(torch.ones(8, 3))) + square(model(torch.zeros(8, 3)))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-levels.append(logging.getLogger("talkative").level)
+levels += [logging.getLogger(name).level for name in names]
 
 # %%
-levels.append(logging.getLogger("talkative").level)
+levels += [logging.getLogger(name).level for name in names]
