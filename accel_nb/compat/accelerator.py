@@ -35,6 +35,7 @@ from accel_nb.compat.hf_utils import parse_flag_from_env, save
 from accel_nb.compat.kwargs_handlers import HANDLER_NAMES, REFUSED_HANDLERS
 from accel_nb.compat.plugins import (
     DataLoaderConfiguration,
+    FP8BackendType,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
     ProjectConfiguration,
@@ -260,9 +261,9 @@ class Accelerator(DividesInputs, OwnAccelerator):
         return self.state.is_fsdp2
 
     @property
-    def fp8_backend(self) -> str | None:
-        """``AO`` (torchao) under fp8, else None."""
-        return "AO" if self.mixed_precision == "fp8" else None
+    def fp8_backend(self) -> FP8BackendType:
+        """``AO`` (torchao) under fp8, else ``NO``."""
+        return FP8BackendType.AO if self.mixed_precision == "fp8" else FP8BackendType.NO
 
     @property
     def fp8_enabled(self) -> bool:

@@ -46,7 +46,7 @@ class DividesInputs(process_state.ProcessView):
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Yield this rank's part of a list, tuple, tensor or dataset, or of those in a dict; another value as it is."""
+        """Yield this process's part of a list, tuple, tensor or dataset, or of those in a dict; else the value."""
         yield _split(inputs, self.process_index, self.num_processes, apply_padding)
 
 

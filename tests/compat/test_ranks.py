@@ -170,7 +170,7 @@ def test_items_of_any_container_are_gathered_in_one_list() -> None:
 
 
 def read_members(world: World) -> tuple[list[Any], bool, float]:
-    """Return this rank's parts of some inputs, whether there are several devices, and a sum that has a scale."""
+    """Return what this process gets of some inputs, whether there are several devices, and a sum with a scale."""
     set_rank_variables(world)
     compat.install()
     from accelerate import Accelerator
