@@ -27,6 +27,7 @@ from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.compat.arguments import accumulation_steps, add_defaults, is_set, precision_of, project_of
 from accel_nb.compat.checkpoint_folders import CheckpointFolders, call_hooks_apart
 from accel_nb.compat.data.epochs import count_epochs, set_iteration
+from accel_nb.compat.data.nested_data import reduce
 from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.deepspeed.prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
@@ -34,6 +35,7 @@ from accel_nb.compat.hf_utils import parse_flag_from_env, save
 from accel_nb.compat.kwargs_handlers import HANDLER_NAMES, REFUSED_HANDLERS
 from accel_nb.compat.plugins import (
     DataLoaderConfiguration,
+    FP8BackendType,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
     ProjectConfiguration,
@@ -45,7 +47,7 @@ from accel_nb.compat.prepared_classes import (
     add_members,
     do_nothing,
 )
-from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
+from accel_nb.compat.states import AcceleratorState, DividesInputs, GradientState, world_of_variable
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.gradients import fill_missing_gradients
@@ -55,7 +57,7 @@ _UNSET: Any = object()
 _NO_ARGUMENTS = ("self", "options", "__class__")
 
 
-class Accelerator(OwnAccelerator):
+class Accelerator(DividesInputs, OwnAccelerator):
     """`accel_nb.Accelerator` with accelerate's arguments and attributes; see `docs/migration.md` for what differs."""
 
     def __init__(
@@ -249,14 +251,19 @@ class Accelerator(OwnAccelerator):
         return self._world.size > 1
 
     @property
+    def multi_device(self) -> bool:
+        """Whether there is more than one rank, on accelerators without a plugin that shards."""
+        return self.distributed_type is DistributedType.MULTI_GPU
+
+    @property
     def is_fsdp2(self) -> bool:
         """Whether FSDP trains; here it is always FSDP2."""
         return self.state.is_fsdp2
 
     @property
-    def fp8_backend(self) -> str | None:
-        """``AO`` (torchao) under fp8, else None."""
-        return "AO" if self.mixed_precision == "fp8" else None
+    def fp8_backend(self) -> FP8BackendType:
+        """``AO`` (torchao) under fp8, else ``NO``."""
+        return FP8BackendType.AO if self.mixed_precision == "fp8" else FP8BackendType.NO
 
     @property
     def fp8_enabled(self) -> bool:
@@ -445,6 +452,10 @@ class Accelerator(OwnAccelerator):
         if self.distributed_type in sharded or not self.components.strategy.capabilities.supports_local_gradients:
             return "each holds shards of the model, which all ranks need in each step"
         return None if self._optimizers else "no optimizer is prepared"
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum, mean, maximum or minimum over ranks; see `accelerate.utils.reduce`."""
+        return reduce(tensor, reduction, scale)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         """Clip gradients to a total norm and return the norm before clipping.

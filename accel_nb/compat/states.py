@@ -6,16 +6,20 @@ In `accel_nb` each state object is separate; sharing exists in this package only
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
 
 from accel_nb.accelerator import process_state
 from accel_nb.accelerator.process.init_world import find_world
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.hf_utils import parse_flag_from_env
 from accel_nb.data.loader import latest_share
+from accel_nb.data.split import is_dataset, split_inputs
 from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.world import World
@@ -37,7 +41,27 @@ def world_of_variable(cpu: bool) -> World | None:
     return replace(find_world(cpu), device=device) if device else None
 
 
-class PartialState(process_state.PartialState):
+class DividesInputs(process_state.ProcessView):
+    """Division of inputs with accelerate's rule of what is divided."""
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Yield this process's part of a list, tuple, tensor or dataset, or of those in a dict; else the value."""
+        yield _split(inputs, self.process_index, self.num_processes, apply_padding)
+
+
+def _split(inputs: Any, rank: int, size: int, pad: bool) -> Any:
+    if isinstance(inputs, dict):
+        divided = {name: value for name, value in inputs.items() if _is_divided(value)}
+        return inputs | split_inputs(divided, rank, size, pad=pad)
+    return split_inputs(inputs, rank, size, pad=pad) if _is_divided(inputs) else inputs
+
+
+def _is_divided(value: Any) -> bool:
+    return isinstance(value, list | tuple | dict | Tensor) or is_dataset(value)
+
+
+class PartialState(DividesInputs, process_state.PartialState):
     """This process's rank and device; built once, and shared by all objects of the class."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}

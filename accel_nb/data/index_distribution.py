@@ -74,8 +74,8 @@ class DataShard:
     mode: ReadMode = field(default_factory=ReadMode)
 
     def drops_incomplete(self, drop_last: bool) -> bool:
-        """Return whether an incomplete global batch is dropped, as ranks have equally many samples without repeats."""
-        return self.is_even and drop_last and self.batches_per_global_batch > 1
+        """Return whether a global batch of fewer batches than ranks is dropped, as one process drops a short batch."""
+        return drop_last and self.batches_per_global_batch > 1
 
     def drops_incomplete_of(self, loader: DataLoader[Any]) -> bool:
         """Return whether an incomplete global batch of a loader is dropped, by its option or its batch sampler's."""

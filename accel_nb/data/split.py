@@ -33,7 +33,7 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
     length = _length(inputs)
     own_range = contiguous_share(length, size, rank)
     missing = -(-length // size) - len(own_range) if pad and length else 0
-    if _is_dataset(inputs):  # its slices are dicts
+    if is_dataset(inputs):  # its slices are dicts
         dataset: Any = inputs
         return dataset.select([*own_range, *[length - 1] * missing])
     try:
@@ -47,7 +47,7 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
     return padded if missing else part
 
 
-def _is_dataset(inputs: Any) -> bool:
+def is_dataset(inputs: Any) -> bool:
     """Return whether an object is a `datasets.Dataset`, without an import of the package."""
     return any(
         (kind.__module__, kind.__qualname__) == ("datasets.arrow_dataset", "Dataset") for kind in type(inputs).__mro__

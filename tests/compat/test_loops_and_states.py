@@ -26,7 +26,7 @@ from accel_nb.compat.data.data_loaders import (
 )
 from accel_nb.compat.hf_utils import save
 from accel_nb.compat.models.model_parts import get_parameters_from_modules
-from accel_nb.compat.plugins import DataLoaderConfiguration, FullyShardedDataParallelPlugin
+from accel_nb.compat.plugins import DataLoaderConfiguration, FP8BackendType, FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import set_rank_variables
@@ -174,6 +174,12 @@ def test_a_state_of_several_ranks_is_not_built_by_loading_a_copy(monkeypatch: py
     copied = pickle.loads(saved)
     assert (copied.process_index, copied.num_processes) == (0, 1)
     assert not copied.initialized
+
+
+@pytest.mark.parametrize(("precision", "backend"), [("no", FP8BackendType.NO), ("fp8", FP8BackendType.AO)])
+def test_the_library_of_fp8_is_a_member_of_the_enumeration(precision: str, backend: FP8BackendType) -> None:
+    accelerator: Any = Accelerator(mixed_precision=precision, config={"fp8": {"emulate": True}})
+    assert accelerator.fp8_backend is backend
 
 
 def test_the_variable_of_the_device_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -166,6 +167,31 @@ def test_items_of_any_container_are_gathered_in_one_list() -> None:
     expected = [[0, "a", 1, "a"], [0, None, 1, None], ["b", "b"], ["c", "d", "c", "d"], [0, 1]]
     assert run_ranks(gather_values, 2) == [expected] * 2
     assert run_ranks(gather_values, 1) == [[[0, "a"], (0, None), {"b": 0}, "cd", 0]]
+
+
+def read_members(world: World) -> tuple[list[Any], bool, float]:
+    """Return what this process gets of some inputs, whether there are several devices, and a sum with a scale."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator
+
+    accelerator: Any = Accelerator()
+    parts: list[Any] = []
+    for inputs in ([1, 2, 3], "abc", range(3), {"x": (1, 2, 3), "name": "abc"}, np.arange(3)):
+        for owner in (accelerator, accelerator.state):
+            with owner.split_between_processes(inputs) as part:
+                parts.append(part.tolist() if isinstance(part, np.ndarray) else part)
+    return parts, accelerator.multi_device, accelerator.reduce(torch.ones(()), scale=0.5).item()
+
+
+def test_only_containers_are_divided_and_only_xla_scales() -> None:
+    def both(*parts: Any) -> list[Any]:
+        return [part for part in parts for _ in range(2)]
+
+    whole = ("abc", range(3))
+    first = both([1, 2], *whole, {"x": (1, 2), "name": "abc"}, [0, 1, 2])
+    second = both([3], *whole, {"x": (3,), "name": "abc"}, [0, 1, 2])
+    assert run_ranks(read_members, 2) == [(first, False, 2.0), (second, False, 2.0)]
 
 
 def copy_state(world: World, folder: Path) -> tuple[list[int], int]:

@@ -72,9 +72,10 @@ def test_even_shares_are_equally_long_and_only_repeat_at_the_end(kind, batch, co
         assert set(lengths[:-1]) <= {4}
 
 
-def test_even_shares_of_dropped_tails_drop_what_is_short():
+@pytest.mark.parametrize("options", [EVEN, DataOptions()])
+def test_a_dropped_tail_is_what_is_short_of_a_batch_for_each_rank(options):
     def body(comm):
-        setup = Setup(comm, batch="per-worker", options=EVEN)
+        setup = Setup(comm, batch="per-worker", options=options)
         loader = setup.shard(DataLoader(numbers(23), batch_size=4, drop_last=True))
         stream = setup.shard(DataLoader(Counted(23), batch_size=4, drop_last=True))
         return len(loader), setup.read(loader), [samples for samples, _ in setup.read(stream)]

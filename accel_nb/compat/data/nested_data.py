@@ -16,7 +16,6 @@ from accel_nb.accelerator.process import operations
 from accel_nb.compat.states import PartialState
 from accel_nb.errors import MisuseError, RankMismatchError
 from accel_nb.runtime.distributed.collectives import Collectives
-from accel_nb.runtime.distributed.communicator import Operation
 from accel_nb.runtime.distributed.current_world import current_comm, current_world
 from accel_nb.runtime.tensors.nested import find_tensors
 
@@ -94,9 +93,13 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     return _collectives().broadcast(tensor, from_process)
 
 
-def reduce(tensor: Any, reduction: Operation = "mean", scale: float = 1.0) -> Any:
-    """Return the mean or sum over ranks, times ``scale``; the state's ``debug`` checks that shapes are equal."""
-    return _collectives().reduce(tensor, reduction, scale)
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+    """Return the mean or sum over ranks; the state's ``debug`` checks that shapes are equal.
+
+    As in accelerate, ``scale`` has an effect under XLA only, and the reduction ``none`` is a sum.
+    """
+    operation: Any = "sum" if reduction == "none" else reduction
+    return _collectives().reduce(tensor, operation, scale if current_world().device.startswith("xla") else 1.0)
 
 
 def gather_object(object: Any) -> Any:
