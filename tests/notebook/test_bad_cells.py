@@ -257,6 +257,15 @@ except KeyboardInterrupt:
     setup(kernel, "stop_escalation.GRACE_S = 2.0")
 
 
+def test_an_error_of_code_that_handles_an_interrupt_is_shown(kernel):
+    body = "try:\n    print('go', flush=True)\n    while True: pass\nexcept KeyboardInterrupt: {}['missing']"
+    output = run(kernel, body, interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    assert "code that handled the interrupt raised on rank 0" in output.traceback
+    assert "KeyError: 'missing'" in output.traceback
+
+
 def test_an_interrupted_training_keeps_what_it_learned(kernel):
     kernel.run(
         "import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\nbefore = model.weight.detach().clone()\n"

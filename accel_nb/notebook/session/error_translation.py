@@ -17,6 +17,10 @@ from accel_nb.telemetry.events import MemorySample
 
 _NOT_STOPPED = "did not stop and was ended; the next cell starts with the notebook's values"
 _OF_OPTION = "_accel_nb_option_timeout"
+_ERROR_IN_HANDLING = (
+    "The code that handled the interrupt raised on rank {rank} what follows. Ranks are interrupted after different "
+    "steps, and exchange nothing any more in the cell: compute models in the next one."
+)
 _DEADLOCK = (
     "ranks waited in a collective that others never reach (their positions are above). A break or a branch that "
     "depends on a loss or a count may differ between ranks, since each has its own share of the samples: base it on a "
@@ -81,10 +85,18 @@ def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
 
 def _describe_interrupt(answers: Sequence[RankAnswer]) -> str:
     killed = [answer.rank for answer in answers if answer.outcome == "died"]
-    if killed:
-        words = f"rank {_join(killed)} {_NOT_STOPPED}"
-        return "\n".join([words, *_describe_stacks(answers)])
-    return "stopped on every rank; variables and models are kept"
+    words = f"rank {_join(killed)} {_NOT_STOPPED}" if killed else "stopped on every rank; variables and models are kept"
+    return "\n".join([words, *_describe_errors_in_handling(answers), *_describe_stacks(answers)])
+
+
+def _describe_errors_in_handling(answers: Sequence[RankAnswer]) -> list[str]:
+    """Return which error the code raised that handled the interrupt, on the first rank where it did."""
+    failed = [answer for answer in answers if answer.outcome == "raised" and answer.reply.was_interrupted]
+    if not failed:
+        return []
+    first = min(failed, key=lambda answer: answer.rank)
+    assert first.reply.error is not None, "a rank that raised reports an error"
+    return [_ERROR_IN_HANDLING.format(rank=first.rank), *first.reply.error.traceback]
 
 
 def _describe_stacks(answers: Sequence[RankAnswer]) -> list[str]:

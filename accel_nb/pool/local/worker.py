@@ -83,6 +83,8 @@ class Worker:
         self._request_lock = threading.Lock()
         self._running: int | None = None
         self._interrupted: int | None = None
+        # The request in whose user code KeyboardInterrupt was raised last.
+        self._raised: int | None = None
         # The request that was interrupted while no user code of it ran, and the last one whose user code has ended.
         self._interrupted_outside: int | None = None
         self._last_ended = 0
@@ -130,6 +132,7 @@ class Worker:
 
     def report_interrupt(self, *, is_raised: bool) -> None:
         """Report that KeyboardInterrupt is raised in the user code, or that the interpreter has ignored it."""
+        self._raised = self._number if is_raised else None
         self._control.send(encode(InterruptReport(self._number, is_raised)))
 
     def serve(self) -> None:
@@ -149,6 +152,11 @@ class Worker:
     def was_interrupted(self) -> bool:
         """Whether the running request was interrupted, by the user or because another rank failed."""
         return self._interrupted == self._number
+
+    @property
+    def has_raised_interrupt(self) -> bool:
+        """Whether KeyboardInterrupt was raised in the user code of the running request."""
+        return self._raised == self._number
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a context manager; only inside of it do interrupts of the running request raise KeyboardInterrupt.
