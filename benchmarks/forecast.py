@@ -92,7 +92,7 @@ def forecast(quick: bool = False) -> Report:
         for precision, half in (("no", None), ("bf16", torch.bfloat16)):
             model, batch = make()
             optimizer = torch.optim.AdamW(model.parameters())
-            setting = RunSetting(1, "cpu", 2**40, 2**40, precision, len(batch[0]), len(batch[0]), is_host=True)
+            setting = RunSetting(1, "cpu", 2**40, 2**40, precision, len(batch[0]), len(batch[0]), uses_host_memory=True)
             started = time.perf_counter()
             found = forecast_model(model, setting, optimizer=optimizer, batch=batch).plans[0].usage.total
             took = time.perf_counter() - started

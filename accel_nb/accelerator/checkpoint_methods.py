@@ -1,4 +1,4 @@
-"""Methods of `Accelerator` that save and load checkpoints, models and plain values."""
+"""Methods of `Accelerator` that save and load checkpoints, models, and plain values (numbers, text, containers)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator.components import Components
 from accel_nb.accelerator.process_state import ProcessView
 from accel_nb.accelerator.state.training_state import HookHandle, LoadHook, LoadReport, SaveHook
-from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates, save_plain
+from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates, save_value
 from accel_nb.checkpoint.full_tensors import gather_weights
 from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.data.loader import SkippedBatchesLoader, skip_first_batches
@@ -58,9 +58,9 @@ class CheckpointMethods(ProcessView):
     ) -> LoadReport:
         """Load a checkpoint, or the newest complete one of a folder, into the prepared objects; every rank must call.
 
-        The world size may differ from that of the save. The whole checkpoint is verified before anything is loaded. If
-        a part does not match, nothing is loaded, unless ``strict`` is False. A prepared loader's next iteration
-        continues where the checkpoint was saved: it yields the remaining samples of that epoch, each once.
+        The world size may differ from the world size at the save. The whole checkpoint is verified before anything is
+        loaded. If a part does not match, nothing is loaded, unless ``strict`` is False. A prepared loader's next
+        iteration continues where the checkpoint was saved: it yields the remaining samples of that epoch, each once.
 
         ``layout="accelerate"`` reads a folder that accelerate's ``save_state`` has written: weights, optimizers,
         schedulers, loss scale, registered objects and random states. From its pickled files only tensors and plain
@@ -107,7 +107,7 @@ class CheckpointMethods(ProcessView):
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return a copy of a model's full state dict; every rank must call if the model is sharded.
 
-        ``unwrap`` is ignored: keys are always those of the plain model.
+        ``unwrap`` is ignored: keys are always the names in the model before `prepare`.
         """
         state = self.components.strategy.read_state(Bundle((model,)))["models"][0]
         return dict(gather_weights(state, self._comm))
@@ -156,4 +156,4 @@ class CheckpointMethods(ProcessView):
         The other ranks do not wait: call `wait_for_everyone` before they read the file.
         """
         if self.is_main_process:
-            save_plain(obj, path, as_safetensors=safe_serialization)
+            save_value(obj, path, as_safetensors=safe_serialization)

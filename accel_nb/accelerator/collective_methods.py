@@ -23,7 +23,7 @@ class CollectiveMethods(ProcessView):
     components: Components
     _trigger: Trigger
     _row_history: RowHistory
-    _data_owners: list[int] | None = None
+    _share_ranks: list[int] | None = None
 
     def gather(self, tensor: T) -> T:
         """Return all ranks' tensors concatenated along the first dim, in rank order; first dims may differ.
@@ -44,9 +44,10 @@ class CollectiveMethods(ProcessView):
         them: the result is a list of all ranks' values, or of the items of their lists or tensors. With
         ``use_gather_object`` a single process gets its own value back, as it is.
 
-        Rows are those of tensors, NumPy arrays and lists at any depth. A list has the rows of the samples, or an item
-        for each field if only the lengths of its items are multiples of the number of samples. Raises `MisuseError` on
-        every rank if rows of repeated samples cannot be determined, or the ranks pass values of different kinds.
+        Rows are the items along the first dim of tensors and NumPy arrays, and the items of lists, at any depth. A list
+        whose length is no multiple of the number of samples has an item for each field, if the lengths of its items are
+        multiples. Raises `MisuseError` on every rank if rows of repeated samples cannot be determined, or the ranks
+        pass values of different kinds.
         """
         caller = sys._getframe(1)
         site = caller.f_code, caller.f_lasti
@@ -61,10 +62,10 @@ class CollectiveMethods(ProcessView):
             share = (
                 None if num_samples is None else BatchShare(num_samples, num_samples, is_last=False, is_filler=False)
             )
-        if self._data_owners is None:
-            self._data_owners = self._find_data_owners()
+        if self._share_ranks is None:
+            self._share_ranks = self._first_rank_of_each_share()
         return gather_for_metrics(
-            input_data, self._comm, self._collectives, share, self._data_owners, self._row_history, site,
+            input_data, self._comm, self._collectives, share, self._share_ranks, self._row_history, site,
             as_objects=use_gather_object,
         )  # fmt: skip
 
@@ -80,7 +81,7 @@ class CollectiveMethods(ProcessView):
         return values
 
     def broadcast_object_list(self, values: list[Any], from_process: int = 0) -> list[Any]:
-        """Replace a list's items by those of the list of one rank, in place, and return it; see `gather_object`."""
+        """Replace a list's items by the items of one rank's list, in place, and return it; see `gather_object`."""
         values[:] = self._collectives.broadcast_object(values, from_process)
         return values
 
@@ -122,7 +123,7 @@ class CollectiveMethods(ProcessView):
         self._collectives.verify("check_trigger", None)
         return self._trigger.check(wait=wait)
 
-    def _find_data_owners(self) -> list[int]:
+    def _first_rank_of_each_share(self) -> list[int]:
         """Return the first rank that reads each share of the data; every rank must call, once."""
         index, count = self.components.strategy.data_coords()
         if count == self._world.size:

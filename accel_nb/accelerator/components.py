@@ -81,7 +81,7 @@ class Components:
     def close(self, *, is_alone: bool) -> None:
         """Release prepared objects and close the process group; every rank must call, unless this one ``is_alone``.
 
-        An error of one part, such as a loss that is NaN, is raised when all are closed.
+        If closing one component raises, such as for a loss that is NaN, the error is raised when all are closed.
         """
         with ExitStack() as parts:  # closed in the opposite order
             if self.group is not None:
@@ -105,7 +105,7 @@ def build_components(
     cpu: bool,
     sink: EventSink | None,
     registry: StrategyRegistry | None,
-    is_placing: bool,
+    moves_objects: bool,
     rng_types: Sequence[str | Enum] | None,
 ) -> Components:
     """Join the process group and build the components of the accelerator ``owner``; every rank must call."""
@@ -141,7 +141,7 @@ def build_components(
         checkpointer=recomputer,
         float8=float8,
         options=options,
-        is_placing=is_placing,
+        moves_objects=moves_objects,
         rng_types=checked_types(rng_types),
         observer=run,
     )

@@ -63,7 +63,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
     """Prepares models, optimizers, schedulers and loaders to train on all devices of its world.
 
     Every rank builds one and makes the same calls. Accelerators share no state: several may exist at the same time, if
-    each has its own objects. The values of options that are not given are those of the cell's flags, or the defaults.
+    each has its own objects. Options that are not given have the values of the cell's flags, or the defaults.
 
     Args:
         mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device supports.
@@ -158,8 +158,8 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
             sharding_plugin=fsdp_plugin or deepspeed_plugin,
         )  # fmt: skip
         self.components = parts = build_components(
-            self, settings, comm=comm, world=world, cpu=cpu, sink=sink, registry=registry, is_placing=device_placement,
-            rng_types=rng_types,
+            self, settings, comm=comm, world=world, cpu=cpu, sink=sink, registry=registry,
+            moves_objects=device_placement, rng_types=rng_types,
         )  # fmt: skip
         self._world, self._comm, self._collectives = parts.world, parts.comm, parts.collectives
         self._device, self._sink, self._stepper, self._tracked = parts.device, parts.sink, parts.stepper, parts.tracked
@@ -187,7 +187,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
 
     @property
     def has_whole_gradients(self) -> bool:
-        """Whether gradients are those of all ranks: not of open windows, nor scaled, nor incomplete.
+        """Whether gradients are averaged over all ranks: not of open windows, nor scaled, nor incomplete.
 
         Those of explicit cells that the strategy holds are not in ``parameter.grad`` for any code.
         """
@@ -208,7 +208,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         return tuple(self.components.preparer.objects)
 
     def complete_state(self) -> None:
-        """Complete the state before it is read, such as by entries that other ranks have; every rank must call."""
+        """Complete the state before it is read, as by entries that only other ranks have; every rank must call."""
         self._stepper.strategy.complete_state()
 
     def sharded_tensors(self) -> list[Tensor]:
@@ -432,7 +432,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         if even_batches:
             return override_even_batches(loaders, True)
         strategy = self.components.strategy
-        if not strategy.capabilities.keeps_local:
+        if not strategy.capabilities.supports_local_gradients:
             raise MisuseError(
                 f"uneven inputs cannot be joined under the strategy {strategy.name!r}, since each rank holds shards "
                 "of the model; prepare the loader, so that every rank reads as many batches"
@@ -541,7 +541,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self.components.run.begin(resume)
 
     def end_run(self) -> list[str]:
-        """Wait for the background save, and return lines that report what was resumed and saved."""
+        """Wait for the background save, and return lines about the resumed and saved checkpoints."""
         return self.components.run.end()
 
     def fingerprint(self) -> str | None:
@@ -556,7 +556,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self._stepper.strategy.end_interrupted_pass()
 
     def end_interrupted_run(self) -> list[str]:
-        """Return lines about what an interrupted run has saved; waits for the other ranks only if all have stopped."""
+        """Return lines about an interrupted run's checkpoints; waits for the other ranks only if all have stopped."""
         return self.components.run.end_interrupted()
 
     # --- reports ---
@@ -614,7 +614,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self.wait_for_everyone()
 
     def report(self, chosen: Collection[int] | None = None) -> None:
-        """Report this rank's facts for the receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Send the description of this rank for the receipt, with the objects whose ids are in ``chosen``, or all."""
         report_run(self.components, chosen)
 
     @property
@@ -627,7 +627,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         self._stepper.has_rank_rng = False
 
     def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
-        """Return this rank's facts for the receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Return the description of this rank for the receipt, with the objects whose ids are in ``chosen``, or all."""
         return describe_run(self.components, chosen)
 
     def close(self, *, is_alone: bool = False) -> None:

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 class LocalSGD:
     """Trains a prepared model without averaging gradients; call `step` after each optimizer step.
 
-    Inside of the block parameters and buffers, but those of integers, are averaged instead, in a few large messages:
-    after every ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is
-    averaged too, so that all ranks continue with equal state; that of a parameter which one rank has not updated is
-    removed. Every rank must make the same number of steps. With one rank, or ``enabled=False``, nothing changes.
+    Inside of the block floating-point parameters and buffers are averaged instead, in a few large messages: after every
+    ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is averaged too,
+    so that all ranks continue with equal state; the state of a parameter that some rank has not updated is removed.
+    Every rank must make the same number of steps. With one rank, or ``enabled=False``, nothing changes.
 
-    Both are averaged before a checkpoint is saved, too. If an error ends the block, they are averaged where all ranks
-    come next: at the beginning of a loop over a prepared loader or of another block, or before a checkpoint is saved.
-    `Accelerator.backward` raises `MisuseError` before that.
+    Weights and optimizer state are averaged before a checkpoint is saved, too. If an error ends the block, they are
+    averaged at the next point that all ranks reach: the beginning of a loop over a prepared loader or of another block,
+    or a save. `Accelerator.backward` raises `MisuseError` before that.
 
-    With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same
-    as that of averaging gradients.
+    With ``local_sgd_steps=1``, SGD, with or without momentum, and no clipping of gradients, the result is the same as
+    with averaged gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
     float16, whose loss scale would differ between ranks.
@@ -46,7 +46,7 @@ class LocalSGD:
             raise MisuseError(f"local_sgd_steps is {local_sgd_steps!r}; it must be a whole number of at least 1")
         if not any(known is model for known in self._stepper.bundle.models):
             raise MisuseError(f"this {type(model).__name__} is not prepared; call accelerator.prepare(model) before")
-        if self._is_enabled and not strategy.capabilities.keeps_local:
+        if self._is_enabled and not strategy.capabilities.supports_local_gradients:
             raise MisuseError(
                 f"the strategy {strategy.name!r} shards the model over the ranks, so there is nothing to average"
             )

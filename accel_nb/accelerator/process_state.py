@@ -178,8 +178,8 @@ class PartialState(ProcessView):
     """This process's rank and device, for programs without an `Accelerator`.
 
     Under ``torchrun`` it opens the process group if none is open; then every rank must build it, and
-    `destroy_process_group` closes the group. ``backend`` and ``timeout`` are used only if it opens the group.
-    ``world`` is this process's rank and device, in place of those of the environment.
+    `destroy_process_group` closes the group. ``backend`` and ``timeout`` are used only if it opens the group. ``world``
+    replaces the rank and device from the environment.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class StateProperties(ProcessView):
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Always False: loaders are not replaced by those of torchdata."""
+        """Always False: loaders are not replaced by torchdata's."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""The runs of an accelerator: how they begin, resume, save, are interrupted and end."""
+"""The runs of an accelerator: beginning, resuming, saving, interruption and end."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class TrainingRun:
         self._resumer.begin_run(resume)
 
     def end(self) -> list[str]:
-        """Wait for the save in the background, and return lines, without secrets, about what was resumed and saved."""
+        """Wait for the background save, and return lines, without secrets, about resumed and saved checkpoints."""
         assert self._state is not None
         assert self._resumer is not None
         self._stepper.flush()
@@ -151,7 +151,7 @@ class TrainingRun:
         return list(map(redact, lines))
 
     def end_interrupted(self) -> list[str]:
-        """Return lines about what an interrupted run has saved; waits for others only if all stop at the same step."""
+        """Return lines about an interrupted run's checkpoints; waits for others only if all stop at the same step."""
         autosave = self._autosave
         if autosave is None or not self.has_trained:
             return []

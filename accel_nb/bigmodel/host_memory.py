@@ -1,4 +1,4 @@
-"""Allocation of host memory in huge pages: a page fault of a small page takes longer than filling the page."""
+"""Allocation of host memory in huge pages: with small pages, page faults take longer than filling the memory."""
 
 from __future__ import annotations
 

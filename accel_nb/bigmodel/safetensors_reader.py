@@ -29,7 +29,7 @@ from accel_nb.runtime.strict_json import parse_strict_json
 
 DTYPES = {name: getattr(torch, torch_name) for name, (torch_name, _) in safetensors_header.DTYPES.items()}
 INDEX_SUFFIX = ".index.json"
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _MAX_INDEX_BYTES = 100_000_000
 CHUNK_BYTES = 8 << 20
 """Size of a read where bytes are converted or copied to a device."""
@@ -49,13 +49,13 @@ class SafetensorsFile:
     It stays readable if its name is removed while it is open. `acquire_lease` delays writes by other processes.
     """
 
-    def __init__(self, path: Path, *, may_link: bool = False) -> None:
+    def __init__(self, path: Path, *, may_be_link: bool = False) -> None:
         self.path = path
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if may_link else os.O_NOFOLLOW)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if may_be_link else os.O_NOFOLLOW)
         try:
             self.fd = os.open(path, flags)
         except OSError as error:
-            kind = "it is a link" if path.is_symlink() and not may_link else error.strerror
+            kind = "it is a link" if path.is_symlink() and not may_be_link else error.strerror
             raise ConfigError(f"the checkpoint's file {path} cannot be read: {kind}") from error
         self.close = weakref.finalize(self, os.close, self.fd)
         self._direct: int | None = None
@@ -282,8 +282,8 @@ class SafetensorsCheckpoint:
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsCheckpoint:
     """Open a safetensors file, an index of several (``.index.json``), or the folder that holds either.
 
-    Raises `ConfigError` with all problems: files missing, truncated, outside of the folder, links (except those of a
-    Hugging Face cache), unknown dtypes, pickled files.
+    Raises `ConfigError` with all problems: files missing, truncated, outside of the folder, links (except in a Hugging
+    Face cache), unknown dtypes, pickled files.
     """
     path = Path(path)
     is_folder = path.is_dir()
@@ -296,7 +296,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsCheckpoint:
         raise ConfigError(f"there is no checkpoint at {path}; give a {SUFFIX} file, an index of them, or their folder")
     # A file named by the user may be a link; one found in a folder may not.
     file = SafetensorsFile(
-        _checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_link=True
+        _checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_be_link=True
     )
     return SafetensorsCheckpoint(path, [file], dict(file.tensors))
 
@@ -355,7 +355,7 @@ def _in_folder(folder: Path) -> Path:
 
 def _refuse_pickled(path: Path) -> None:
     name = path.name.removesuffix(INDEX_SUFFIX)
-    if name.endswith(_PICKLED):
+    if name.endswith(_PICKLE_SUFFIXES):
         raise ConfigError(
             f"{path} is pickled, and loading it could run any code; if you trust it, convert it once: "
             "safetensors.torch.save_file(torch.load(PATH, weights_only=True), 'model.safetensors')"

@@ -38,7 +38,7 @@ _ARRAY_PARTS = [_RECONSTRUCT, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
 
 @dataclass
 class AccelerateState:
-    """The content of such a folder; lists are in the order in which objects were prepared."""
+    """The content of a folder of ``save_state``; lists are in the order in which objects were prepared."""
 
     url: str
     models: list[dict[str, Any]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class AccelerateState:
     """Of each rank."""
 
     unread: list[str] = field(default_factory=list)
-    """What the folder has and was not read, one line each."""
+    """The parts of the state that were not read, one line each with the reason."""
 
     @property
     def step(self) -> int:
@@ -68,8 +68,8 @@ def is_accelerate_folder(path: str | os.PathLike[str]) -> bool:
 def read_accelerate_folder(path: str | os.PathLike[str]) -> AccelerateState:
     """Read a folder that ``accelerate``'s ``save_state`` has written; tensors are on the CPU.
 
-    Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for what is damaged, is a
-    link, or holds anything but tensors and plain values.
+    Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for a file that is damaged,
+    is a link, or holds other values than tensors and plain values.
     """
     check_torch_reads_pickles(path)
     folder = Path(path)
@@ -107,10 +107,10 @@ def check_torch_reads_pickles(path: str | os.PathLike[str]) -> None:
 def check_plain_file(file: Path) -> Path:
     """Return the path of a regular file; raises `CorruptCheckpoint` if there is none, or if it is a link."""
     try:
-        facts = file.lstat()
+        status = file.lstat()
     except OSError as error:
         raise CorruptCheckpoint(f"{file}: {error.strerror}") from None
-    if not stat.S_ISREG(facts.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise CorruptCheckpoint(f"{file}: it is not a regular file")
     return file
 

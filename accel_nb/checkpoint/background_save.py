@@ -23,7 +23,7 @@ from accel_nb.checkpoint.save import (
     live_buffers,
     plan_save,
     task_tensor,
-    write_share,
+    write_rank_files,
 )
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.write_plan import WriteTask
@@ -68,7 +68,7 @@ class CheckpointSaver:
         store: Store,
         name: str,
         tree: Any,
-        facts: CheckpointOrigin,
+        origin: CheckpointOrigin,
         *,
         blocking: bool = True,
         keep: int | None = None,
@@ -84,7 +84,7 @@ class CheckpointSaver:
         """
         self.wait()
         started = time.monotonic()
-        plan = plan_save(store, name, tree, facts, self._comm, reserved, may_replace=may_replace)
+        plan = plan_save(store, name, tree, origin, self._comm, reserved, may_replace=may_replace)
         finish = _Finish(plan, keep)
         self.num_bytes = sum(task.num_bytes for tasks in plan.writes.tasks for task in tasks)
         if not blocking:
@@ -96,7 +96,7 @@ class CheckpointSaver:
             self._job = _Job(plan, staged, self._comm.world.size, finish, started)
             return plan.url
         try:
-            part = write_share(plan, lambda tasks: live_buffers(plan.leaves, tasks))
+            part = write_rank_files(plan, lambda tasks: live_buffers(plan.leaves, tasks))
             parts = self._comm.all_gather_json(part)
         except BaseException:  # an interrupt, or the death of a rank
             if self._comm.world.is_main:
@@ -191,7 +191,7 @@ class StagingBuffer:
 
 
 class _Finish:
-    """Completes the save on rank 0 once all ranks have reported; returns a problem instead of raising it."""
+    """A function that completes the save on rank 0 once all ranks have reported; it returns a problem as text."""
 
     def __init__(self, plan: SavePlan, keep: int | None) -> None:
         self._plan = plan
@@ -267,7 +267,7 @@ class _Job:
 
     def _save(self) -> str | None:
         plan = self._plan
-        part = {"problem": self._staged} if isinstance(self._staged, str) else write_share(plan, self._buffers)
+        part = {"problem": self._staged} if isinstance(self._staged, str) else write_rank_files(plan, self._buffers)
         if plan.rank > 0:
             plan.store.write_atomically(
                 plan.folder, write_report_file(plan.rank, plan.suffix), json.dumps(part).encode()

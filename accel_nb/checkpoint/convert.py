@@ -16,7 +16,7 @@ from accel_nb.checkpoint.dcp_format import is_dcp_folder, open_dcp_weights, remo
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, encode, leaf_tensor
 from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates
 from accel_nb.checkpoint.load import materialize, open_checkpoint
-from accel_nb.checkpoint.save import SavePlan, abandon, check_name_is_free, commit, live_buffers, write_share
+from accel_nb.checkpoint.save import SavePlan, abandon, check_name_is_free, commit, live_buffers, write_rank_files
 from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError
@@ -124,7 +124,7 @@ def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_ran
         for rank in range(num_ranks)
     ]
     try:
-        parts = [write_share(plan, lambda tasks: live_buffers(encoded.leaves, tasks)) for plan in rank_plans]
+        parts = [write_rank_files(plan, lambda tasks: live_buffers(encoded.leaves, tasks)) for plan in rank_plans]
     except BaseException:
         abandon(rank_plans[0])
         raise

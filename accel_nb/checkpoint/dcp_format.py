@@ -60,7 +60,7 @@ class _BytesEntry(_Record):
 
 
 def _ignore(*values: Any) -> None:
-    """Stand for a function of the pickle whose result is not needed: a layout, a path, or a member of an enum."""
+    """Replace a function of the pickle whose result is not needed: a layout, a path, or a member of an enum."""
 
 
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
@@ -159,11 +159,11 @@ def is_dcp_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def open_dcp_weights(path: str | os.PathLike[str]) -> DcpWeights:
-    """Read where the weights of a model are in a folder of ``torch.distributed.checkpoint``.
+    """Open the weights of a model in a folder of ``torch.distributed.checkpoint``; their values are read later.
 
     They are the folder's tensors, without the key that all of them have in common, as in ``{"model": state_dict}``. Of
     several keys ``model`` is read. Raises `NoCheckpoint` if there is no such folder, `CheckpointError` if it holds no
-    model's weights, and `CorruptCheckpoint` for what is damaged or not a record of DCP.
+    model's weights, and `CorruptCheckpoint` for a file that is damaged or not a record of DCP.
     """
     folder = Path(path)
     if not is_dcp_folder(folder):
@@ -269,7 +269,7 @@ def _chunk(folder: Path, key: str, region: Region, dtype: torch.dtype, place: _R
             f"{folder / METADATA}: {key!a} is in the file {file!a:.100}, which is not in the folder"
         )
     size = check_plain_file(folder / file).stat().st_size
-    # A chunk is stored uncompressed, so what is read, and the memory for it, is limited by the size of the files.
+    # A chunk is stored uncompressed, so the size of the files limits the bytes to read and their memory.
     if not (offset >= 0 and length >= region.size * dtype.itemsize and offset + length <= size):
         raise CorruptCheckpoint(f"{folder / file}: it has {size} bytes, and does not hold the chunk of {key!a}")
     return _Chunk(region, file, offset, length)

@@ -15,8 +15,8 @@ from accel_nb.errors import CorruptCheckpoint, NoCheckpoint
 def find_checkpoints(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
     """Return the store and the names of the checkpoints at a URL, newest first.
 
-    The URL is that of one checkpoint, or of a folder: then the result is every ``step_N`` in it that has a manifest,
-    ordered by step, not by time stamp. Raises `NoCheckpoint` if there is none.
+    The URL names one checkpoint, or a folder of checkpoints. Of a folder the result is every ``step_N`` with a
+    manifest, ordered by step, not by time stamp. Raises `NoCheckpoint` if there is none.
     """
     root, name = split_url(url)
     if name:

@@ -84,7 +84,7 @@ def leaf_tensor(leaf: StateLeaf) -> Tensor:
 
 
 def lacks_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor with elements has no memory of its own: its values are in other tensors, or nowhere."""
+    """Return whether a tensor with elements has no storage: its values are in inner tensors, or it is on meta."""
     return tensor.numel() > 0 and (tensor.is_meta or not tensor.data_ptr())
 
 
@@ -115,7 +115,7 @@ class _Encoder:
         if value is None or kind in (bool, str):
             return value
         if kind is int:
-            return self._whole(value, path)
+            return self._encode_int(value, path)
         if kind is float:
             return value if math.isfinite(value) else {"$float": str(value)}
         if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
@@ -130,9 +130,9 @@ class _Encoder:
             return {"$set" if kind is set else "$frozenset": self._items(sorted(value, key=repr), path, depth)}
         if isinstance(value, Tensor | Slice | FromRankZero):
             return {"$tensor": self._tensor(value, path)}
-        return self._encode_rare(value, path)
+        return self._encode_other(value, path)
 
-    def _encode_rare(self, value: Any, path: tuple[str, ...]) -> Any:
+    def _encode_other(self, value: Any, path: tuple[str, ...]) -> Any:
         kind = type(value)
         if kind is bytes:
             return {"$bytes": base64.b64encode(value).decode()}
@@ -191,7 +191,7 @@ class _Encoder:
             raise _refusal(path, "one of its keys is a tensor")
         return encoded
 
-    def _whole(self, value: int, path: tuple[str, ...]) -> int:
+    def _encode_int(self, value: int, path: tuple[str, ...]) -> int:
         if value.bit_length() > 1 << 12:
             raise _refusal(path, "it is a whole number of more than 4096 bits")
         return value

@@ -63,7 +63,7 @@ class WeightWriter:
             self._shard = {}
 
     def finish(self) -> None:
-        """Write the last file and the index, rename the files, and remove those of an earlier save.
+        """Write the last file and the index, rename the files, and remove the files of an earlier save.
 
         Raises the first error of `add` or of writing, without leaving temporary files.
         """
@@ -121,8 +121,8 @@ def drop_tied_duplicates(weights: Mapping[str, Any], ties: Iterable[Sequence[str
     return kept
 
 
-def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool = False) -> None:
-    """Write a value in the format of the path's suffix; raises `CheckpointError` for values that are not plain."""
+def save_value(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool = False) -> None:
+    """Write a value in the format of the path's suffix; raises `CheckpointError` for a value that cannot be stored."""
     target = Path(path)
     encoded = encode(value)
     if as_safetensors or target.suffix == ".safetensors":

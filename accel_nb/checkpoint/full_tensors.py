@@ -1,4 +1,4 @@
-"""Complete tensors, gathered from the parts on the ranks, one tensor at a time."""
+"""Gathering of complete tensors from the shards on the ranks, one tensor at a time."""
 
 from __future__ import annotations
 

@@ -96,18 +96,18 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        facts = self.origin
+        origin = self.origin
         content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "id": self.save_id,
-            "run": facts.run,
-            "step": facts.step,
-            "world_size": facts.world_size,
-            "strategy": facts.strategy,
-            "created": facts.created,
-            "versions": dict(facts.versions),
-            "config": dict(facts.config),
+            "run": origin.run,
+            "step": origin.step,
+            "world_size": origin.world_size,
+            "strategy": origin.strategy,
+            "created": origin.created,
+            "versions": dict(origin.versions),
+            "config": dict(origin.config),
             "chunk_bytes": CHUNK_BYTES,
             "state": self.state,
             "files": {
@@ -149,21 +149,23 @@ def read_manifest(text: bytes, where: str) -> Manifest:
         raise CorruptCheckpoint(f"{where}: its digest does not match its content; it was damaged or edited")
     if content.get("chunk_bytes") != CHUNK_BYTES:
         raise CorruptCheckpoint(f"{where}: chunk_bytes is not {CHUNK_BYTES}")
-    files = {name: _file(name, entry, where) for name, entry in _object(content, "files", where).items()}
-    state = _text(content, "state", where)
+    files = {name: _file(name, entry, where) for name, entry in _checked_object(content, "files", where).items()}
+    state = _checked_text(content, "state", where)
     if state not in files:
         raise CorruptCheckpoint(f"{where}: it does not list its state file {state!a}")
-    tensors = {path: _tensor(path, entry, files, where) for path, entry in _object(content, "tensors", where).items()}
-    facts = CheckpointOrigin(
-        run=_text(content, "run", where),
-        step=_whole(content, "step", where),
-        world_size=_whole(content, "world_size", where),
-        strategy=_text(content, "strategy", where),
-        created=_text(content, "created", where),
-        config=_object(content, "config", where),
-        versions=_object(content, "versions", where),
+    tensors = {
+        path: _tensor(path, entry, files, where) for path, entry in _checked_object(content, "tensors", where).items()
+    }
+    origin = CheckpointOrigin(
+        run=_checked_text(content, "run", where),
+        step=_checked_int(content, "step", where),
+        world_size=_checked_int(content, "world_size", where),
+        strategy=_checked_text(content, "strategy", where),
+        created=_checked_text(content, "created", where),
+        config=_checked_object(content, "config", where),
+        versions=_checked_object(content, "versions", where),
     )
-    return Manifest(_text(content, "id", where), facts, state, files, tensors)
+    return Manifest(_checked_text(content, "id", where), origin, state, files, tensors)
 
 
 def iter_chunks(size: int) -> Iterator[tuple[int, int]]:
@@ -232,20 +234,20 @@ def _piece(entry: Any, files: Mapping[str, FileRecord], where: str) -> StoredPie
     return StoredPiece(entry[0], entry[1], Region(checked_shape(entry[2], where), checked_shape(entry[3], where)))
 
 
-def _object(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+def _checked_object(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     value = content.get(name)
     if not isinstance(value, dict):
         raise CorruptCheckpoint(f"{where}: {name} is not an object")
     return value
 
 
-def _text(content: Mapping[str, Any], name: str, where: str) -> str:
+def _checked_text(content: Mapping[str, Any], name: str, where: str) -> str:
     value = content.get(name)
     if not isinstance(value, str) or len(value) > 256 or not value.isprintable():
         raise CorruptCheckpoint(f"{where}: {name} is not a short text")
     return value
 
 
-def _whole(content: Mapping[str, Any], name: str, where: str) -> int:
+def _checked_int(content: Mapping[str, Any], name: str, where: str) -> int:
     (value,) = checked_shape([content.get(name)], f"{where}: {name}")
     return value

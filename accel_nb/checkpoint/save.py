@@ -231,8 +231,8 @@ def check_name_is_free(store: Store, name: str, run: str, *, may_replace: bool =
         )
 
 
-def write_share(plan: SavePlan, buffers: Callable[[Sequence[WriteTask]], Iterator[memoryview]]) -> WriteReport:
-    """Write this rank's files and return the report for rank 0; a failure is reported, not raised.
+def write_rank_files(plan: SavePlan, buffers: Callable[[Sequence[WriteTask]], Iterator[memoryview]]) -> WriteReport:
+    """Write this rank's files and return the report for rank 0; an error is reported, not raised.
 
     ``buffers(tasks)`` yields the bytes of the tasks of one file, in order.
     """
@@ -292,7 +292,7 @@ def abandon(plan: SavePlan) -> None:
 
 
 def live_buffers(leaves: dict[str, StateLeaf], tasks: Iterable[WriteTask]) -> Iterator[memoryview]:
-    """Yield the bytes of the live tensors; training must not continue meanwhile."""
+    """Yield the bytes of the tensors themselves, not of copies; training must not continue meanwhile."""
     for task in tasks:
         yield as_bytes(task_tensor(leaves[task.tensor.path], task))
 

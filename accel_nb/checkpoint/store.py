@@ -33,7 +33,7 @@ Buffer = bytes | memoryview
 
 _LOCK = "lock"
 _NUM_TRIES = 10
-_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+_NO_LOCK_ERRORS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 """Errors of file systems that have no locks, such as Lustre by default."""
 
 
@@ -137,7 +137,7 @@ class LocalStore:
     def begin(self, name: str, save_id: str) -> str:
         """Create the temporary folder, with a lock that this process holds until the save ends.
 
-        Raises `CheckpointError` if the name is that of a file or a link.
+        Raises `CheckpointError` if there is a file or a link of this name.
         """
         target, folder = self._root / name, temporary_name(name, save_id)
         if target.is_symlink() or (target.exists() and not target.is_dir()):
@@ -304,11 +304,11 @@ class LocalStore:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock a file; do nothing where files cannot be locked: there `LocalStore.remove_stale` keeps what it finds."""
+    """Lock a file; do nothing on file systems without locks, where `LocalStore.remove_stale` removes nothing."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
+        if error.errno not in _NO_LOCK_ERRORS:
             raise
 
 

@@ -31,7 +31,7 @@ def run(words: Sequence[str]) -> str:
     """
     options = _parse_arguments(words)
     try:
-        facts = options.act(options)
+        facts = options.function(options)
     except OSError as error:
         raise CheckpointError(f"{options.path}: {error}") from error
     if options.json:
@@ -42,8 +42,8 @@ def run(words: Sequence[str]) -> str:
 def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(prog="accel-nb checkpoint", description="Inspect, verify and convert checkpoints.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
-    for act, text in ((_inspect, "show the contents"), (_verify, "check every size and checksum")):
-        _command(commands, act, text)
+    for function, text in ((_inspect, "show the contents"), (_verify, "check every size and checksum")):
+        _command(commands, function, text)
     merge = _command(commands, _merge, "write a model's weights as safetensors for other libraries")
     merge.add_argument("--out", metavar="DIR", required=True, help="the folder to write to")
     merge.add_argument("--model", metavar="N", type=int, default=0, help="the model's index, from 0 (default: 0)")
@@ -54,13 +54,13 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _command(commands: Any, act: Any, text: str) -> CommandParser:
-    parser: CommandParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
+def _command(commands: Any, function: Any, text: str) -> CommandParser:
+    parser: CommandParser = commands.add_parser(function.__name__.removeprefix("_"), help=text, description=text)
     parser.add_argument(
         "path", metavar="PATH", help="a checkpoint, or a folder of checkpoints, of which the newest is used"
     )
     parser.add_json_flag()
-    parser.set_defaults(act=act)
+    parser.set_defaults(function=function)
     return parser
 
 

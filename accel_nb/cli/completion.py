@@ -19,7 +19,7 @@ from accel_nb.config.message_text import did_you_mean
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES
 from accel_nb.errors import ConfigError
 
-_COMMAND = re.compile(r"^accel-nb (?P<name>[a-z-]+)(?: (?P<actions>[a-z]+(?:\|[a-z]+)*))?(?= |$)")
+_COMMAND = re.compile(r"^accel-nb (?P<name>[a-z][a-z-]*)(?: (?P<actions>[a-z]+(?:\|[a-z]+)*))?(?= |$)")
 _FLAG = re.compile(r"--[a-z][a-z.-]*")
 
 
@@ -32,9 +32,9 @@ def run(words: Sequence[str]) -> str:
     parser.add_argument("shell", metavar="|".join(SCRIPT_WRITERS))
     shell = parser.parse_args(words).shell
     if shell not in SCRIPT_WRITERS:
-        near = did_you_mean(shell, list(SCRIPT_WRITERS))
+        suggestion = did_you_mean(shell, list(SCRIPT_WRITERS))
         raise ConfigError(
-            f"accel-nb completion: {shell!a} is not a shell{near}; give one of {', '.join(SCRIPT_WRITERS)}"
+            f"accel-nb completion: {shell!a} is not a shell{suggestion}; give one of {', '.join(SCRIPT_WRITERS)}"
         )
     actions, flags = read_commands(HELP)
     for key in flags:

@@ -35,7 +35,7 @@ def run(words: Sequence[str]) -> str:
         memory=request.memory,
     )
     result = _forecast(request, setting)
-    text = render(result, request.form)
+    text = render(result, request.output_format)
     if result.best is None:
         raise NothingFits(text.rstrip("\n"))
     return text

@@ -5,7 +5,7 @@ Exit status: 0 for success, 1 for failure, 2 for wrong input (one line for each 
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from types import MappingProxyType
 
 from accel_nb.cli.colors import colorize
@@ -30,7 +30,8 @@ accel-nb export NB.ipynb FILE.py   convert a notebook to a script and a file of 
 accel-nb launch TARGET [ARGS]  run a script, -m MODULE or a notebook as a job (--help lists its flags)
 accel-nb merge-weights SHARDS OUT   merge the shards that FSDP has saved into model.safetensors
 accel-nb runs list|show|compare|label|open   the runs recorded on this machine, and how they ended
-accel-nb test                  check training on this machine's devices (--gpus N, --cpus N, --timeout S, --json)"""
+accel-nb test                  check training on this machine's devices (--gpus N, --cpus N, --timeout S, --json)
+accel-nb --version             the version of this package"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("--help", "-h", "help"):
         print(HELP)
+        return 0
+    if words in (["--version"], ["-V"]):
+        print(f"accel_nb {metadata.version('accel_nb')}")
         return 0
     try:
         command, arguments = _command(words)
@@ -60,8 +64,8 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
         from accel_nb.config.message_text import did_you_mean
 
         other = _ACCELERATE_COMMANDS.get(name)
-        near = did_you_mean(name, list(COMMANDS)) if other is None else f"; instead of accelerate's, use {other}"
-        raise ConfigError(f"{name!a} is not a command{near}; accel-nb --help lists all commands")
+        suggestion = did_you_mean(name, list(COMMANDS)) if other is None else f"; instead of accelerate's, use {other}"
+        raise ConfigError(f"{name!a} is not a command{suggestion}; accel-nb --help lists all commands")
     return import_module(f"accel_nb.cli.{COMMANDS[name]}").run, words[1:]
 
 

@@ -22,7 +22,7 @@ _MAX_SHOWN = 4
 def run(arguments: Sequence[str]) -> str:
     """Run one of the commands and return its output. Raise ConfigError for wrong arguments and unknown runs."""
     options = _parse_arguments(arguments)
-    data, lines = options.act(RunRegistry(), options)
+    data, lines = options.function(RunRegistry(), options)
     if options.json:
         return json.dumps(name_non_finite(data), indent=2, allow_nan=False) + "\n"
     return "\n".join(lines) + "\n"
@@ -59,10 +59,10 @@ _RUN = "an id, a unique part of an id, a name, or last"
 _SORT = "started, name, took, steps, or a metric, smallest first (default: started, newest first)"
 
 
-def _command(commands: Any, act: Any, text: str) -> CommandParser:
-    parser: CommandParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
+def _command(commands: Any, function: Any, text: str) -> CommandParser:
+    parser: CommandParser = commands.add_parser(function.__name__.removeprefix("_"), help=text, description=text)
     parser.add_json_flag()
-    parser.set_defaults(act=act)
+    parser.set_defaults(function=function)
     return parser
 
 
@@ -85,7 +85,7 @@ def _list(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list
             f"* {run.title}" if run.labels.is_starred else run.title,
             run.outcome,
             _format_time(run.started),
-            _took(run),
+            _duration_text(run),
             _metrics(run.metrics, _MAX_SHOWN),
             ", ".join(run.labels.tags),
         )
@@ -104,7 +104,7 @@ def _is_wanted(run: Run, options: argparse.Namespace) -> bool:
 
 
 def _sorted(runs: Sequence[Run], column: str, is_reversed: bool) -> list[Run]:
-    """Return runs by a column other than ``started``; those without a value are last.
+    """Return runs sorted by a column other than ``started``; runs without a value are last.
 
     Raise ConfigError if no run has the column.
     """
@@ -121,9 +121,9 @@ def _sorted(runs: Sequence[Run], column: str, is_reversed: bool) -> list[Run]:
             f"accel-nb runs list: no run has a metric {column!a}; --sort takes started, name, took, steps"
             + "".join(f", {name}" for name in names[:20])
         )
-    having = [run for run in runs if values[run.id] is not None]
-    having.sort(key=lambda run: values[run.id] or 0.0, reverse=is_reversed)
-    return having + [run for run in runs if values[run.id] is None]
+    with_value = [run for run in runs if values[run.id] is not None]
+    with_value.sort(key=lambda run: values[run.id] or 0.0, reverse=is_reversed)
+    return with_value + [run for run in runs if values[run.id] is None]
 
 
 def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
@@ -137,7 +137,7 @@ def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list
         ("target", " ".join([run.target, *run.args])),
         ("outcome", run.outcome if run.exit_code is None else f"{run.outcome}, exit code {run.exit_code}"),
         ("started", _format_time(run.started)),
-        ("took", _took(run)),
+        ("took", _duration_text(run)),
         ("steps", run.num_steps),
         ("metrics", _metrics(run.metrics, None)),
         ("checkpoints", ", ".join(run.checkpoints[-_MAX_SHOWN:])),
@@ -193,7 +193,7 @@ def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _took(run: Run) -> str:
+def _duration_text(run: Run) -> str:
     return "" if run.duration_s is None else f"{run.duration_s:.1f} s"
 
 

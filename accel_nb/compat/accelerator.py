@@ -99,7 +99,7 @@ class Accelerator(OwnAccelerator):
             num_steps = steps_of_plugin(chosen, num_steps)
             if gradient_accumulation_plugin is not None:
                 gradient_accumulation_plugin = replace(gradient_accumulation_plugin, num_steps=num_steps)
-        own_trackers = self._take_registered(log_with)
+        own_trackers = self._record_registered_trackers(log_with)
         config = options["config"] = add_defaults(options.get("config"), step_scheduler_with_optimizer)
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and not (
             fsdp_plugin or chosen or options.get("strategy") or is_set("strategy", config)
@@ -156,8 +156,8 @@ class Accelerator(OwnAccelerator):
             self._stepper.window, lambda: () if (found := reference()) is None else found._dataloaders
         )
 
-    def _take_registered(self, log_with: Any) -> list[Any] | None:
-        """Remember the trackers that programs have registered by name, and return the others of ``log_with``."""
+    def _record_registered_trackers(self, log_with: Any) -> list[Any] | None:
+        """Store the names of registered trackers in ``log_with``; return the other trackers, or None."""
         require_folder(log_with, self.project_configuration.logging_dir)
         self._registered = registered_names(log_with)
         if not self._registered:
@@ -166,7 +166,7 @@ class Accelerator(OwnAccelerator):
         return [item for item in given if item not in self._registered] or None
 
     def _train_as_accelerate(self, *, checks_losses: bool) -> None:
-        """Set the stepper to accelerate's rules of accumulation, and of losses that are NaN."""
+        """Accumulate gradients, and accept losses that are NaN, as accelerate does."""
         self._collectives.keeps_scalars = True
         self._stepper.window.rescales_short_windows = False
         self._stepper.window.counts_blocks_only = True
@@ -194,7 +194,7 @@ class Accelerator(OwnAccelerator):
         return config.build_device_mesh(self.device.type, getattr(self.components.strategy, "device_mesh", None))
 
     def __reduce__(self) -> Any:
-        """Copy an accelerator: one with its arguments is built, and prepares copies of what it has prepared."""
+        """Copy an accelerator: a new one with the same arguments prepares copies of its prepared objects."""
         return _rebuild, (type(self), self._arguments, self.prepared_objects, tuple(self._custom_objects))
 
     # --- states ---
@@ -361,7 +361,7 @@ class Accelerator(OwnAccelerator):
 
     @property
     def _schedule_stride(self) -> int:
-        """By how much a call of a prepared schedule advances it."""
+        """The number of scheduler steps that one call of a prepared scheduler's ``step`` makes."""
         options = self._settings.options
         is_ahead = options.schedule == "samples" and options.batch != "global"
         return self.components.strategy.data_coords()[1] if is_ahead else 1
@@ -377,7 +377,7 @@ class Accelerator(OwnAccelerator):
         Models that were prepared for evaluation stay prepared: trainers prepare a reference model once, and later call
         this method.
         """
-        self.components.preparer.forget_evaluated()
+        self.components.preparer.drop_evaluated()
         super().free_memory()
         return [None] * len(objects)
 
@@ -442,7 +442,7 @@ class Accelerator(OwnAccelerator):
 
     def _reason_not_to_join(self) -> str | None:
         sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        if self.distributed_type in sharded or not self.components.strategy.capabilities.keeps_local:
+        if self.distributed_type in sharded or not self.components.strategy.capabilities.supports_local_gradients:
             return "each holds shards of the model, which all ranks need in each step"
         return None if self._optimizers else "no optimizer is prepared"
 

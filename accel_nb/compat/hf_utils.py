@@ -19,7 +19,7 @@ from torch import Tensor
 from accel_nb.accelerator.process.logging import get_logger
 from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
-from accel_nb.checkpoint.export import drop_tied_duplicates, save_plain
+from accel_nb.checkpoint.export import drop_tied_duplicates, save_value
 from accel_nb.runtime.distributed.current_world import current_world
 from accel_nb.runtime.process.environment import get_variable
 
@@ -30,7 +30,7 @@ _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
 
 
-class _Listed(EnumMeta):
+class _ListMeta(EnumMeta):
     """Metaclass of enumerations: `list` returns the values, and ``in`` accepts values."""
 
     def list(cls) -> list[str]:
@@ -41,7 +41,7 @@ class _Listed(EnumMeta):
         return value in [member.value for member in cls]  # type: ignore[var-annotated]
 
 
-class TextEnum(str, Enum, metaclass=_Listed):
+class TextEnum(str, Enum, metaclass=_ListMeta):
     """Base of enumerations whose members are strings and are formatted as such."""
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ def save(
                 "weights after loading",
                 main_process_only=False,
             )
-        save_plain(obj, f, as_safetensors=safe_serialization)
+        save_value(obj, f, as_safetensors=safe_serialization)
 
 
 def is_torch_tensor(tensor: object) -> bool:

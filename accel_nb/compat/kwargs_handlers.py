@@ -49,7 +49,7 @@ HANDLER_NAMES: Mapping[str, str] = {
     "ProfileKwargs": "profile_handler",
     "AORecipeKwargs": "ao_recipe_handler",
 }
-"""Attributes of an `Accelerator` by the class of the handler that they are."""
+"""For each class of handlers the attribute of an `Accelerator` that has the handler."""
 
 REFUSED_HANDLERS = ("fp8_recipe_handler", "te_recipe_handler", "msamp_recipe_handler")
 """Attributes for handlers that cannot be built here: always None, since programs read them."""

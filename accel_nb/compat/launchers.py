@@ -1,4 +1,4 @@
-"""accelerate's launchers, whose workers have the alias too: with it ``import accelerate`` imports accel_nb."""
+"""accelerate's launchers, in whose workers ``import accelerate`` imports accel_nb too."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from accel_nb.runtime.process.hardware import inspect_machine
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
-class _Alias:
-    """Installs the alias where it is unpickled."""
+class _FinderInstaller:
+    """Installs the import finder for ``accelerate`` in the process that unpickles it."""
 
     def __reduce__(self) -> Any:
-        return _install_alias, ()
+        return _install_finder, ()
 
 
-def _install_alias() -> _Alias:
+def _install_finder() -> _FinderInstaller:
     install()
-    return _Alias()
+    return _FinderInstaller()
 
 
-def _call(alias: _Alias, function: Callable[..., Any], *args: Any) -> Any:
+def _call(installer: _FinderInstaller, function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def _under_alias(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function in a partial that, when it is unpickled, installs the alias before the function's imports."""
+def _with_finder(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function in a partial; unpickling it installs the import finder before the function is imported."""
     if not callable(function):
         return function
-    wrapped = functools.partial(_call, _Alias(), function)
+    wrapped = functools.partial(_call, _FinderInstaller(), function)
     functools.update_wrapper(wrapped, function, assigned=("__name__", "__doc__"), updated=())
     vars(wrapped).pop("__wrapped__", None)
     return wrapped
@@ -46,12 +46,12 @@ def _under_alias(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any]:
     """Run a function on CPU workers; see `accel_nb.debug_launcher`."""
-    return accel_nb.debug_launcher(_under_alias(function), args, num_processes)
+    return accel_nb.debug_launcher(_with_finder(function), args, num_processes)
 
 
 def notebook_launcher(function: Callable[..., Any], args: Sequence[Any] = (), *more: Any, **options: Any) -> list[Any]:
     """Run a function on workers; see `accel_nb.notebook_launcher`."""
-    return accel_nb.notebook_launcher(_under_alias(function), args, *more, **options)
+    return accel_nb.notebook_launcher(_with_finder(function), args, *more, **options)
 
 
 def write_basic_config(mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None) -> Path | bool:

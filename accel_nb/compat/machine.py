@@ -23,7 +23,7 @@ from accel_nb.runtime.process.environment import all_variables, set_variables
 T = TypeVar("T")
 
 _PREFIX = "ACCELERATE_"
-_OLDEST_KERNEL = "5.5.0"
+_MIN_KERNEL_VERSION = "5.5.0"
 
 
 @dataclass
@@ -57,10 +57,10 @@ def check_os_kernel() -> None:
     """Warn if Linux is too old for processes that share memory to be stable."""
     system = platform.uname()
     version = re.match(r"\d+(\.\d+)+", system.release)
-    if system.system == "Linux" and version and parse(version[0]) < parse(_OLDEST_KERNEL):
+    if system.system == "Linux" and version and parse(version[0]) < parse(_MIN_KERNEL_VERSION):
         get_logger("accelerate.utils.other").warning(
-            f"this kernel of Linux is {version[0]}, and processes that share memory may hang before {_OLDEST_KERNEL}; "
-            "update it",
+            f"this kernel of Linux is {version[0]}, and processes that share memory may hang before "
+            f"{_MIN_KERNEL_VERSION}; update it",
             main_process_only=True,
         )
 
@@ -159,7 +159,7 @@ def _purged_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
-            before = _own_variables()
+            before = _accelerate_variables()
             try:
                 return await function(*args, **kwargs)
             finally:
@@ -169,7 +169,7 @@ def _purged_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = _own_variables()
+        before = _accelerate_variables()
         try:
             return function(*args, **kwargs)
         finally:
@@ -200,12 +200,12 @@ def _wrap_tests(kind: Any) -> None:
             setattr(kind, name, _purged_function(value))
 
 
-def _own_variables() -> dict[str, str]:
+def _accelerate_variables() -> dict[str, str]:
     return {name: value for name, value in all_variables().items() if name.startswith(_PREFIX)}
 
 
 def _restore(before: Mapping[str, str]) -> None:
-    now = _own_variables()
+    now = _accelerate_variables()
     set_variables({**dict.fromkeys(now.keys() - before.keys()), **before})
 
 

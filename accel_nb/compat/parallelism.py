@@ -226,11 +226,11 @@ class ParallelismConfig:
         """Return names and sizes of the divided dimensions, in the mesh's order."""
         return tuple(self.active_mesh_dims), tuple(self.sizes[name] for name in self.active_mesh_dims)
 
-    def build_device_mesh(self, device_type: str, wider: Any = None) -> Any:
+    def build_device_mesh(self, device_type: str, enclosing_mesh: Any = None) -> Any:
         """Build and return the mesh, with the joint dimensions that strategies use; None if nothing is divided.
 
-        With ``wider``, a mesh that has these dimensions and others of size 1, its process groups are used. Every rank
-        must call.
+        ``enclosing_mesh`` is a mesh with these dimensions, and others of size 1, whose process groups are used. Every
+        rank must call.
         """
         import torch
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -238,12 +238,12 @@ class ParallelismConfig:
         names, shape = self._get_mesh()
         if not names:
             return None
-        if wider is None or self.cp_enabled:  # there the ranks of `cp` count as ranks of the data
+        if enclosing_mesh is None or self.cp_enabled:  # there the ranks of `cp` count as ranks of the data
             mesh: Any = init_device_mesh(device_type, shape, mesh_dim_names=names)
         else:
             ranks, groups = (
                 torch.arange(self.total_size, device="cpu").view(shape),
-                [wider.get_group(name) for name in names],
+                [enclosing_mesh.get_group(name) for name in names],
             )
             mesh = DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
         for joint, parts in self._joint_dims():

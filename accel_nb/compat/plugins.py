@@ -253,7 +253,7 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
             self.mixed_precision_policy = self._precision_policy(mixed_precision, buffers)
 
     def follow_precision(self, precision: str) -> None:
-        """Set the policy of an accelerator's precision, unless there is one; it is no option of later accelerators."""
+        """Set the policy of an accelerator's precision if none is set; later accelerators do not inherit it."""
         if precision != "no" and self.mixed_precision_policy is None:
             self.mixed_precision_policy = self._precision_policy(precision)
 

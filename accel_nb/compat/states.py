@@ -16,6 +16,7 @@ from accel_nb.accelerator.process.init_world import find_world
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.hf_utils import parse_flag_from_env
 from accel_nb.data.loader import latest_share
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.world import World
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _RECORD_FIELDS = ("_world", "device", "backend", "debug", "mixed_precision")
 """Fields of the shared record; objects do not have them after a reset."""
+_FIELDS_OF_PROCESS = ("_comm", "_collectives", "_group", "device_mesh")
+"""Fields of the shared record that are connections of this process; copies for other processes do not have them."""
 
 
 def world_of_variable(cpu: bool) -> World | None:
@@ -73,6 +76,14 @@ class PartialState(process_state.PartialState):
         """Clear the shared record; the next object creates a new one."""
         PartialState._shared_state.clear()
 
+    def __reduce__(self) -> Any:
+        """Copy the state: a copy is one more object of this class, and has the shared record of its own process.
+
+        If none is built there, a copy that cannot build it has the rank, device and options of the original.
+        """
+        fields = {name: value for name, value in vars(self).items() if name not in _FIELDS_OF_PROCESS}
+        return _copy_state, (type(self), fields)
+
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError, with the reason if the shared record was cleared."""
         kind = type(self)
@@ -82,6 +93,16 @@ class PartialState(process_state.PartialState):
             f"{kind.__name__}.{name} is not set: {kind.__name__}._reset_state() has cleared the state. Build an "
             "Accelerator or a state again"
         )
+
+
+def _copy_state(kind: type[PartialState], fields: dict[str, Any]) -> PartialState:
+    """Return the state of this process, or one of ``fields`` where building it would wait for other ranks."""
+    is_open = DefaultGroup.is_open() or find_world(cpu=True).size == 1
+    if kind._shared_state or (kind is PartialState and is_open):
+        return kind(cpu=fields.get("_cpu", False))
+    state = kind.__new__(kind)
+    state.__dict__ = fields
+    return state
 
 
 class AcceleratorState(PartialState):

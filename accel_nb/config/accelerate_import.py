@@ -12,7 +12,7 @@ from accel_nb.config.import_report import (
     ImportReport,
     NotImported,
     Rule,
-    becomes,
+    imported_as,
     not_needed,
     record_outcome,
 )
@@ -35,8 +35,8 @@ def import_file(path: str) -> tuple[dict[str, Any], ImportReport]:
     report = import_accelerate(document, path)
     named = dict(_flatten(document)).get(_DEEPSPEED_FILE)
     if isinstance(named, str) and named:
-        del report.left[_DEEPSPEED_FILE]
-        report.needless[_DEEPSPEED_FILE] = "imported below"
+        del report.not_imported[_DEEPSPEED_FILE]
+        report.not_needed[_DEEPSPEED_FILE] = "imported below"
         report.add(import_deepspeed(read_document(named), named), f"{named}: ")
     return document, report
 
@@ -55,7 +55,7 @@ def import_accelerate(document: Mapping[str, Any], source: str) -> ImportReport:
     report = ImportReport()
     for name, value in values.items():
         if value in _UNSET and name not in ("mixed_precision", "distributed_type"):
-            report.needless[name] = "not set"
+            report.not_needed[name] = "not set"
             continue
         rule = _RULES.get(name)
         section, _, inner = name.partition(".")
@@ -63,7 +63,7 @@ def import_accelerate(document: Mapping[str, Any], source: str) -> ImportReport:
             record_outcome(report, name, fsdp_outcome(inner.removeprefix("fsdp_"), value, _fsdp_values(values)), source)
             continue
         if rule is None:
-            report.left[name] = _SECTIONS.get(section) or "accel_nb has no such option"
+            report.not_imported[name] = _SECTIONS.get(section) or "accel_nb has no such option"
             continue
         record_outcome(report, name, rule(value, values), source)
     return report
@@ -154,8 +154,8 @@ _RULES: Mapping[str, Rule] = {
     "num_processes": _workers,
     "use_cpu": _use_cpu,
     "gpu_ids": _devices,
-    "mixed_precision": becomes("precision"),
-    "debug": becomes("debug"),
+    "mixed_precision": imported_as("precision"),
+    "debug": imported_as("debug"),
     "num_machines": _num_machines,
     "machine_rank": _machine_rank,
     "main_training_function": not_needed("a script is run as it is"),
@@ -166,21 +166,21 @@ _RULES: Mapping[str, Rule] = {
     "tpu_use_cluster": _unsupported_switch,
     "tpu_use_sudo": _unsupported_switch,
     "tpu_env": _unsupported_switch,
-    "dynamo_config.dynamo_backend": becomes("compile.backend", lambda value: str(value).lower()),
-    "dynamo_config.dynamo_mode": becomes("compile.mode"),
-    "dynamo_config.dynamo_use_dynamic": becomes(
+    "dynamo_config.dynamo_backend": imported_as("compile.backend", lambda value: str(value).lower()),
+    "dynamo_config.dynamo_mode": imported_as("compile.mode"),
+    "dynamo_config.dynamo_use_dynamic": imported_as(
         "compile.dynamic", lambda value: ("yes" if value else "no") if isinstance(value, bool) else value
     ),
-    "dynamo_config.dynamo_use_fullgraph": becomes("compile.fullgraph"),
-    "dynamo_config.dynamo_use_regional_compilation": becomes("compile.regional"),
-    "deepspeed_config.zero_stage": becomes("deepspeed.zero_stage"),
-    "deepspeed_config.offload_optimizer_device": becomes("deepspeed.offload_optimizer"),
-    "deepspeed_config.offload_param_device": becomes("deepspeed.offload_parameters"),
+    "dynamo_config.dynamo_use_fullgraph": imported_as("compile.fullgraph"),
+    "dynamo_config.dynamo_use_regional_compilation": imported_as("compile.regional"),
+    "deepspeed_config.zero_stage": imported_as("deepspeed.zero_stage"),
+    "deepspeed_config.offload_optimizer_device": imported_as("deepspeed.offload_optimizer"),
+    "deepspeed_config.offload_param_device": imported_as("deepspeed.offload_parameters"),
     "deepspeed_config.zero3_init_flag": not_needed("models are built whole, and partitioned when they are prepared"),
     "deepspeed_config.zero3_save_16bit_model": not_needed("save_model always gathers the weights"),
     _DEEPSPEED_FILE: lambda value, _values: NotImported(f"import the file {quoted(value)} instead"),
-    "deepspeed_config.gradient_accumulation_steps": becomes("accumulate"),
-    "deepspeed_config.gradient_clipping": becomes("clip"),
+    "deepspeed_config.gradient_accumulation_steps": imported_as("accumulate"),
+    "deepspeed_config.gradient_clipping": imported_as("clip"),
 }
 """The rule for each value. `record_outcome` reports a value as not imported if `resolve` rejects its options."""
 

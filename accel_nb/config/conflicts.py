@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from accel_nb.config.engine_section import LOCALHOST
-from accel_nb.config.schema import OPTIONS, STRATEGIES, STRATEGY_SECTIONS, WITH_DIVIDED_LAYERS, Config
+from accel_nb.config.schema import MODEL_PARALLEL_STRATEGIES, OPTIONS, STRATEGIES, STRATEGY_SECTIONS, Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def world_problems(config: Config, size: int) -> dict[str, str]:
     return problems
 
 
-_DIVIDED = {
+_MODEL_PARALLEL_OPTIONS = {
     "mesh.tp": ("divided layers", "divide layers"),
     "mesh.cp": ("divided sequences", "divide sequences"),
     "mesh.pp": ("stages", "compute in stages"),
@@ -109,15 +109,17 @@ _DIVIDED = {
 def _mesh_conflicts(config: Config) -> list[OptionConflict]:
     found: list[OptionConflict] = []
     divided = [name for name in ("tp", "cp", "pp", "ep") if getattr(config.mesh, name) > 1]
-    for option, (what, does) in _DIVIDED.items():
+    for option, (what, does) in _MODEL_PARALLEL_OPTIONS.items():
         if option.removeprefix("mesh.") not in divided:
             continue
-        if config.strategy in STRATEGIES and config.strategy not in WITH_DIVIDED_LAYERS:
-            possible = ", ".join(WITH_DIVIDED_LAYERS)
+        if config.strategy in STRATEGIES and config.strategy not in MODEL_PARALLEL_STRATEGIES:
+            possible = ", ".join(MODEL_PARALLEL_STRATEGIES)
             message = f"strategy {config.strategy} does not {does}; use {possible}, or remove {option}"
             found.append(OptionConflict(("strategy", option), message))
         if config.tpus is not None:
-            found.append(OptionConflict(("tpus", option), "on a TPU models are not divided; remove one of the two"))
+            found.append(
+                OptionConflict(("tpus", option), "on a TPU the mesh divides the data only; remove one of the two")
+            )
         if config.precision in ("fp16", "fp8"):
             message = f"{what} support precision no, bf16 and auto; change one of the two"
             found.append(OptionConflict(("precision", option), message))

@@ -10,7 +10,7 @@ from accel_nb.config.import_report import (
     ImportReport,
     NotImported,
     Rule,
-    becomes,
+    imported_as,
     not_needed,
     record_outcome,
 )
@@ -41,13 +41,13 @@ def import_deepspeed(document: Mapping[str, Any], source: str) -> ImportReport:
     values = dict(_flatten(document))
     for name, value in values.items():
         if value in (_AUTO, None):
-            report.needless[name] = "not set"
+            report.not_needed[name] = "not set"
         elif (section := _section_that_is_off(name, values)) is not None:
-            report.needless[name] = f"{section} is off"
+            report.not_needed[name] = f"{section} is off"
         elif name in _RULES:
             record_outcome(report, name, _RULES[name](value, values), source)
         else:
-            report.left[name] = _SECTIONS.get(name.partition(".")[0], "accel_nb has no such option")
+            report.not_imported[name] = _SECTIONS.get(name.partition(".")[0], "accel_nb has no such option")
     return report
 
 
@@ -126,7 +126,7 @@ _RULES: Mapping[str, Rule] = {
     f"{_ZERO}.offload_param.pin_memory": not_needed("memory is pinned if there are GPUs"),
     f"{_ZERO}.reduce_bucket_size": _whole_number("deepspeed.bucket_size"),
     f"{_ZERO}.allgather_bucket_size": _whole_number("deepspeed.bucket_size"),
-    f"{_ZERO}.overlap_comm": becomes("deepspeed.overlap_comm"),
+    f"{_ZERO}.overlap_comm": imported_as("deepspeed.overlap_comm"),
     f"{_ZERO}.contiguous_gradients": not_needed("always on"),
     f"{_ZERO}.reduce_scatter": not_needed("always on"),
     f"{_ZERO}.allgather_partitions": not_needed("always on"),
@@ -155,7 +155,7 @@ _RULES: Mapping[str, Rule] = {
         not_needed("changes speed and memory only; DeepSpeed's default is used"),
     ),
     f"{_ZERO}.cpu_offload": lambda value, _values: {"deepspeed.offload_optimizer": "cpu"} if value else "off",
-    "gradient_accumulation_steps": becomes("accumulate"),
+    "gradient_accumulation_steps": imported_as("accumulate"),
     "gradient_clipping": _clip,
     "train_batch_size": not_needed("the loader and the number of workers determine it"),
     "train_micro_batch_size_per_gpu": not_needed("the loader determines it"),
@@ -169,7 +169,7 @@ _RULES: Mapping[str, Rule] = {
     ),
     "fp16.min_loss_scale": not_needed("the loss scale has no lower limit"),
     **dict.fromkeys(("fp16.auto_cast", "bf16.auto_cast"), not_needed("inputs are cast where they are used")),
-    "zero_allow_untested_optimizer": becomes("deepspeed.allow_untested_optimizer"),
+    "zero_allow_untested_optimizer": imported_as("deepspeed.allow_untested_optimizer"),
     "zero_force_ds_cpu_optimizer": not_needed("the script's own optimizer is used"),
     "steps_per_print": not_needed("the panel shows each step"),
     "wall_clock_breakdown": _if_on("the panel shows step times; Accelerator.profile shows more"),

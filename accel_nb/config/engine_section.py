@@ -8,13 +8,13 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from accel_nb.config.installed import ENGINE_GROUP, installed_entry_points
 from accel_nb.config.sections import Section, declare
 from accel_nb.config.value_types import (
-    Real,
+    Float,
+    Int,
     Switch,
-    Whole,
+    read_float,
+    read_int,
     read_names,
-    read_real,
     read_text,
-    read_whole,
 )
 
 ENGINES = ("local", "ray", "ssh", "slurm", "kubernetes")
@@ -34,7 +34,7 @@ LOCALHOST = "localhost"
 
 
 def _distinct(value: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
-    """Return hosts without duplicates, except of this machine, which may stand for several nodes."""
+    """Return hosts without duplicates, except this machine, which may be several nodes."""
     if not isinstance(value, tuple):
         return value
     return tuple(host for number, host in enumerate(value) if host == LOCALHOST or host not in value[:number])
@@ -54,13 +54,13 @@ class EngineOptions(Section):
 
     kind: Annotated[str, Field(strict=True), AfterValidator(_engine)] = declare(
         "local",
-        "Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh "
-        "reaches, slurm the nodes of a Slurm job, kubernetes pods that kubectl reaches.",
+        "Engine that starts the workers: local on this machine, ray on the nodes of a Ray cluster, ssh on machines by "
+        "ssh, slurm on the nodes of a Slurm job, kubernetes in pods by kubectl exec.",
         enum=list(ENGINES),
         flag="engine",
         scope="cell",
     )
-    nodes: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+    nodes: Annotated[Annotated[Int, Field(ge=1, le=256)], BeforeValidator(read_int)] = declare(
         1,
         "Run on this many nodes of the engine; gpus and cpus are the workers of each node.",
         unit="nodes",
@@ -108,12 +108,12 @@ class EngineOptions(Section):
         scope="cell",
         refused_layers=["notebook"],
     )
-    lost_after_s: Annotated[Annotated[Real, Field(ge=1, le=3600)], BeforeValidator(read_real)] = declare(
-        2.0, "A node that does not answer for so long is lost.", unit="seconds", scope="cell"
+    lost_after_s: Annotated[Annotated[Float, Field(ge=1, le=3600)], BeforeValidator(read_float)] = declare(
+        2.0, "A node that does not answer for this long is lost.", unit="seconds", scope="cell"
     )
-    lease_s: Annotated[Annotated[Real, Field(ge=2, le=3600)], BeforeValidator(read_real)] = declare(
+    lease_s: Annotated[Annotated[Float, Field(ge=2, le=3600)], BeforeValidator(read_float)] = declare(
         10.0,
-        "A node ends its workers when it has received nothing from the notebook for so long.",
+        "A node ends its workers when it has received nothing from the notebook for this long.",
         unit="seconds",
         scope="cell",
     )

@@ -151,7 +151,7 @@ def _parser() -> _Parser:
         },
     )
 
-    lock = threading.Lock()  # a source keeps what it has parsed last
+    lock = threading.Lock()  # a source keeps its last result
 
     class Parser:
         def read(self, group: list[str], option: Option) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from accel_nb.config.import_report import ImportOutcome, NotImported, Rule, becomes, not_needed
+from accel_nb.config.import_report import ImportOutcome, NotImported, Rule, imported_as, not_needed
 from accel_nb.config.message_text import quoted
 
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -96,9 +96,9 @@ _RULES: Mapping[str, Rule] = {
     "auto_wrap_policy": _wrap,
     **dict.fromkeys(_CLASS_NAMES, _wrapped_classes),
     "min_num_params": _min_params,
-    "cpu_offload": becomes("fsdp.cpu_offload"),
-    "offload_params": becomes("fsdp.cpu_offload"),
-    "activation_checkpointing": becomes("activation_checkpointing"),
+    "cpu_offload": imported_as("fsdp.cpu_offload"),
+    "offload_params": imported_as("fsdp.cpu_offload"),
+    "activation_checkpointing": imported_as("activation_checkpointing"),
     "state_dict_type": not_needed("a checkpoint contains each worker's shards, and save_model writes whole weights"),
     **dict.fromkeys(
         ("state_dict_config", "optim_state_dict_config"),

@@ -25,7 +25,7 @@ Rule = Callable[[Any, Mapping[str, Any]], ImportOutcome]
 """A function that returns the result for a value, given the value and all values of the file by name."""
 
 
-def becomes(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
+def imported_as(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
     """Return the rule of a value that is imported as ``option``."""
     return lambda value, _values: {option: change(value)}
 
@@ -39,30 +39,30 @@ def not_needed(reason: str) -> Rule:
 class ImportReport:
     """The result of an import: options, and one line for each value of the file.
 
-    By name in the file: ``taken`` has the options of imported values, ``needless`` the reasons why values need no
-    option, and ``left`` the reasons why values are not imported.
+    By name in the file: ``imported`` has the options of imported values, ``not_needed`` the reasons why values need no
+    option, and ``not_imported`` the reasons why values are not imported.
     """
 
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    taken: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    needless: dict[str, str] = field(default_factory=dict[str, str])
-    left: dict[str, str] = field(default_factory=dict[str, str])
+    imported: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    not_needed: dict[str, str] = field(default_factory=dict[str, str])
+    not_imported: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, other: ImportReport, prefix: str) -> None:
         """Add the import of another file, whose values get names with a prefix."""
         self.options.update(other.options)
-        self.taken.update({prefix + name: value for name, value in other.taken.items()})
-        self.needless.update({prefix + name: value for name, value in other.needless.items()})
-        self.left.update({prefix + name: value for name, value in other.left.items()})
+        self.imported.update({prefix + name: value for name, value in other.imported.items()})
+        self.not_needed.update({prefix + name: value for name, value in other.not_needed.items()})
+        self.not_imported.update({prefix + name: value for name, value in other.not_imported.items()})
 
     def table(self) -> str:
         """Return a line for each value of the file, the values that are not imported last."""
         rows = [
             (name, "->", ", ".join(f"{option}: {_text(value)}" for option, value in options.items()))
-            for name, options in self.taken.items()
+            for name, options in self.imported.items()
         ]
-        rows += [(name, "ok", reason) for name, reason in self.needless.items()]
-        rows += [(name, "LEFT", reason) for name, reason in self.left.items()]
+        rows += [(name, "ok", reason) for name, reason in self.not_needed.items()]
+        rows += [(name, "LEFT", reason) for name, reason in self.not_imported.items()]
         width = max((len(name) for name, _, _ in rows), default=0)
         return "\n".join(f"{name:<{width}}  {sign:<4}  {text}" for name, sign, text in rows)
 
@@ -70,9 +70,9 @@ class ImportReport:
 def record_outcome(report: ImportReport, name: str, outcome: ImportOutcome, source: str) -> None:
     """Record the result for one value; options that `resolve` rejects are recorded as not imported."""
     if isinstance(outcome, str):
-        report.needless[name] = outcome
+        report.not_needed[name] = outcome
     elif isinstance(outcome, NotImported):
-        report.left[name] = outcome.reason
+        report.not_imported[name] = outcome.reason
     else:
         _add_options(report, name, outcome, source)
 
@@ -81,9 +81,9 @@ def _add_options(report: ImportReport, name: str, options: dict[str, Any], sourc
     try:
         resolve([Layer("file", options, f"{name} in {source}")])
     except ConfigError as error:
-        report.left[name] = error.problems[0]
+        report.not_imported[name] = error.problems[0]
         return
-    report.taken[name] = options
+    report.imported[name] = options
     report.options.update(options)
 
 

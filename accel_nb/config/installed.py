@@ -1,7 +1,7 @@
 """Options of strategies that other packages install.
 
-A package declares its strategy's options as an entry point in the group ``accel_nb.options``, whose name is that of the
-strategy and whose value is a `Section`. The section's module must not import torch or other parts of the strategy.
+A package declares its strategy's options as an entry point in the group ``accel_nb.options``, whose name is the
+strategy's and whose value is a `Section`. The section's module must not import torch or other parts of the strategy.
 """
 
 from __future__ import annotations

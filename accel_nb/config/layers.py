@@ -126,7 +126,7 @@ class Resolved:
         return tuple(layers)
 
     @cached_property
-    def of_training(self) -> str:
+    def training_key(self) -> str:
         """A key of the options that change the training: equal for configs that differ in scope ``cell`` only."""
         return self.config.model_dump_json(
             exclude={name for name, option in OPTIONS.items() if not option.affects_training}

@@ -14,7 +14,7 @@ def quoted(value: object) -> str:
         return "none"
     try:
         text = value if isinstance(value, str) and value.isprintable() and value and " " not in value else ascii(value)
-    except Exception:  # the repr of a user's object may raise, as that of an integer with too many digits does
+    except Exception:  # the repr of a user's object may raise, as for an integer with too many digits
         text = f"a value of type {type(value).__name__}"
     text = hide_secrets(text)  # before the text is cut, since a part of a secret would not be recognized
     return text if len(text) <= 60 else text[:57] + "..."
@@ -25,6 +25,12 @@ def path_text(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= 300 else "..." + text[-297:]
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as in ``rank 1``, ``ranks 0 and 2`` or ``ranks 0, 1 and 3``."""
+    *most, last = map(str, sorted(ranks))
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def did_you_mean(name: str, known: Mapping[str, str] | Iterable[str]) -> str:

@@ -35,22 +35,22 @@ from accel_nb.config.sections import (
 from accel_nb.config.value_types import (
     MAX_SEED,
     MONTH_S,
+    Float,
+    Int,
     Name,
     PathText,
     Rank,
     Ranks,
-    Real,
     Switch,
-    Whole,
     Workers,
     as_run_name,
     as_size,
+    read_float,
+    read_int,
     read_names,
     read_ranks,
-    read_real,
     read_seconds,
     read_text,
-    read_whole,
     without_duplicates,
 )
 
@@ -70,7 +70,7 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 STRATEGIES = ("auto", *StrategySections.model_fields)
 """The values of ``strategy``, without the strategies of other packages."""
 
-WITH_DIVIDED_LAYERS = ("auto", "ddp", "fsdp")
+MODEL_PARALLEL_STRATEGIES = ("auto", "ddp", "fsdp")
 """The values of ``strategy`` that can be combined with ``mesh.tp``, ``mesh.cp``, ``mesh.pp`` and ``mesh.ep``."""
 
 
@@ -81,20 +81,20 @@ def _strategy(value: str) -> str:
 
 
 class _Options(Section):
-    """The options of a run, without those of strategies."""
+    """The options of a run, without the sections of strategies."""
 
     checkpoint: CheckpointOptions = Field(
         default_factory=CheckpointOptions, description="Where checkpoints are saved, and how many are kept."
     )
-    gpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(read_whole)] = declare(
+    gpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(read_int)] = declare(
         None,
         "Run on this many GPUs, one worker each; if not set, on every visible one, else one CPU worker.",
         unit="GPUs",
     )
-    cpus: Annotated[Annotated[int, Field(strict=True, ge=1, le=256)] | None, BeforeValidator(read_whole)] = declare(
+    cpus: Annotated[Annotated[int, Field(strict=True, ge=1, le=256)] | None, BeforeValidator(read_int)] = declare(
         None, "Run on this many CPU workers instead of on accelerators.", unit="workers"
     )
-    tpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(read_whole)] = declare(
+    tpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(read_int)] = declare(
         None,
         "Run on the TPU, where one worker drives all chips: all, or the number of chips. If not set, the TPU is "
         "used if there is no GPU.",
@@ -120,7 +120,7 @@ class _Options(Section):
         metavar="SIZE",
         allowed="a size such as 80GiB (2^30 bytes) or 24GB (10^9), or none",
     )
-    accumulate: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000)], BeforeValidator(read_whole)] = declare(
+    accumulate: Annotated[Annotated[Int, Field(ge=1, le=1_000_000)], BeforeValidator(read_int)] = declare(
         1, "Number of batches whose gradients are accumulated before an optimizer step.", unit="batches"
     )
     accumulation: AccumulationOptions = Field(
@@ -146,10 +146,10 @@ class _Options(Section):
         "Check the first optimizer step: that parameters changed, that they are equal on all ranks, and that the "
         "learning rate is the scheduled one. Stop at a loss that is NaN.",
     )
-    clip: Annotated[Annotated[Real, Field(gt=0)] | None, BeforeValidator(read_real)] = declare(
+    clip: Annotated[Annotated[Float, Field(gt=0)] | None, BeforeValidator(read_float)] = declare(
         None, "Clip the gradients to this total norm before each optimizer step.", unit="norm", metavar="NORM"
     )
-    seed: Annotated[Annotated[Whole, Field(ge=0, le=MAX_SEED)] | None, BeforeValidator(read_whole)] = declare(
+    seed: Annotated[Annotated[Int, Field(ge=0, le=MAX_SEED)] | None, BeforeValidator(read_int)] = declare(
         None, "Seed of Python, NumPy and PyTorch in every worker.", metavar="S"
     )
     batch: Annotated[Literal["per-worker", "global"] | None, BeforeValidator(read_text)] = declare(
@@ -210,7 +210,7 @@ class _Options(Section):
         scope="cell",
     )
     dry_run: Switch = declare(False, "Print the plan and start nothing.", scope="cell")
-    timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(read_seconds)] = declare(
+    timeout: Annotated[Annotated[Float, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(read_seconds)] = declare(
         None,
         "Stop the cell when it runs longer than this.",
         unit="seconds",
@@ -218,7 +218,7 @@ class _Options(Section):
         allowed="a number of seconds, a duration such as 30s, 10min, 1.5h or 1d (up to 30d), or none",
         scope="cell",
     )
-    max_restarts: Annotated[Annotated[Whole, Field(ge=0, le=1000)], BeforeValidator(read_whole)] = declare(
+    max_restarts: Annotated[Annotated[Int, Field(ge=0, le=1000)], BeforeValidator(read_int)] = declare(
         0,
         "If a worker dies or raises, run the cell again on new workers, at most this many times: from the newest "
         "checkpoint if there is a checkpoint folder, else from the start.",

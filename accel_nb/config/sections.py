@@ -1,4 +1,4 @@
-"""The groups of options: one for each strategy, and those of data, checkpoints, number formats and monitoring."""
+"""The groups of options: one for each strategy, and groups for data, checkpoints, number formats and monitoring."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,22 +7,22 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from accel_nb.config.value_types import (
     MAX_SEED,
     MONTH_S,
+    Float,
+    Int,
     ModuleName,
     Name,
     PathText,
-    Real,
     Switch,
-    Whole,
     Workers,
     as_address,
     as_duration,
     as_url,
+    read_float,
+    read_int,
     read_names,
     read_parts,
-    read_real,
     read_seconds,
     read_text,
-    read_whole,
     without_duplicates,
 )
 
@@ -53,7 +53,7 @@ class DdpOptions(Section):
         "Search for unused parameters in every backward pass; slower. Enabled automatically if the first step has "
         "unused parameters; needed from the start only if later steps leave out other ones.",
     )
-    bucket_cap_mb: Annotated[Annotated[Whole, Field(ge=1, le=65536)], BeforeValidator(read_whole)] = declare(
+    bucket_cap_mb: Annotated[Annotated[Int, Field(ge=1, le=65536)], BeforeValidator(read_int)] = declare(
         25, "Size of gradient buckets, each of which is reduced in one operation.", unit="MiB"
     )
     static_graph: Switch = declare(False, "Promise that every step uses the same parameters in the same order.")
@@ -64,20 +64,20 @@ class DdpOptions(Section):
         "no", "Compress gradients for communication: to 16 bits, or to a low-rank product."
     )
     comm_wrapper: Literal["no", "fp16", "bf16"] = declare("no", "Number format of the comm hook's messages.")
-    power_sgd_rank: Annotated[Annotated[Whole, Field(ge=1, le=65536)], BeforeValidator(read_whole)] = declare(
+    power_sgd_rank: Annotated[Annotated[Int, Field(ge=1, le=65536)], BeforeValidator(read_int)] = declare(
         1, "Rank of the matrices that PowerSGD sends: a larger rank is more exact and sends more."
     )
-    power_sgd_start: Annotated[Annotated[Whole, Field(ge=2, le=MAX_SEED)], BeforeValidator(read_whole)] = declare(
+    power_sgd_start: Annotated[Annotated[Int, Field(ge=2, le=MAX_SEED)], BeforeValidator(read_int)] = declare(
         1000, "First step in which PowerSGD compresses; gradients of earlier steps are not compressed.", unit="steps"
     )
-    power_sgd_min_compression: Annotated[Annotated[Real, Field(gt=0)], BeforeValidator(read_real)] = declare(
+    power_sgd_min_compression: Annotated[Annotated[Float, Field(gt=0)], BeforeValidator(read_float)] = declare(
         2.0, "Compress only tensors that PowerSGD shrinks by at least this factor.", unit="times"
     )
     power_sgd_error_feedback: Switch = declare(
         True, "Add PowerSGD's compression error to the next step's gradients; needs the memory of all gradients again."
     )
     power_sgd_warm_start: Switch = declare(True, "Start PowerSGD's iteration from the matrices of the previous step.")
-    power_sgd_seed: Annotated[Annotated[Whole, Field(ge=0, le=2**32 - 1)], BeforeValidator(read_whole)] = declare(
+    power_sgd_seed: Annotated[Annotated[Int, Field(ge=0, le=2**32 - 1)], BeforeValidator(read_int)] = declare(
         0, "Seed of PowerSGD's initial matrices."
     )
 
@@ -90,7 +90,7 @@ class FsdpOptions(Section):
         "Modules whose parameters are gathered, used and freed together: repeated blocks of the model, modules of "
         "min_params parameters, modules of the given classes, or the whole model.",
     )
-    min_params: Annotated[Annotated[Whole, Field(ge=1, le=MAX_SEED)], BeforeValidator(read_whole)] = declare(
+    min_params: Annotated[Annotated[Int, Field(ge=1, le=MAX_SEED)], BeforeValidator(read_int)] = declare(
         1_000_000, "Minimum size of a module that is gathered by size.", unit="parameters"
     )
     classes: Annotated[tuple[Name, ...], BeforeValidator(read_names), AfterValidator(without_duplicates)] = declare(
@@ -102,7 +102,7 @@ class FsdpOptions(Section):
     reshard_after_forward: Switch = declare(
         True, "Free gathered parameters after the forward pass and gather them again: less memory, more communication."
     )
-    hybrid_shard_size: Annotated[Workers | None, BeforeValidator(read_whole)] = declare(
+    hybrid_shard_size: Annotated[Workers | None, BeforeValidator(read_int)] = declare(
         None,
         "Number of workers that share one replica of the model, such as those of one machine; if not set, all.",
         unit="workers",
@@ -145,7 +145,7 @@ class FsdpOptions(Section):
 class DeepspeedOptions(Section):
     """Options of DeepSpeed's ZeRO: each worker holds a shard of the training state."""
 
-    zero_stage: Annotated[Literal[1, 2, 3], BeforeValidator(read_whole)] = declare(
+    zero_stage: Annotated[Literal[1, 2, 3], BeforeValidator(read_int)] = declare(
         2,
         "What is partitioned among the workers: 1 optimizer state, 2 also gradients, 3 also parameters.",
         flag="zero-stage",
@@ -156,15 +156,15 @@ class DeepspeedOptions(Section):
     offload_parameters: Annotated[Literal["no", "cpu"], BeforeValidator(read_text)] = declare(
         "no", "Keep partitioned parameters in host memory; stage 3."
     )
-    bucket_size: Annotated[Annotated[Whole, Field(ge=2, le=MAX_SEED)], BeforeValidator(read_whole)] = declare(
+    bucket_size: Annotated[Annotated[Int, Field(ge=2, le=MAX_SEED)], BeforeValidator(read_int)] = declare(
         500_000_000, "Maximum number of elements that are averaged or gathered in one message.", unit="elements"
     )
-    prefetch_size: Annotated[Annotated[Whole, Field(ge=0, le=MAX_SEED)], BeforeValidator(read_whole)] = declare(
+    prefetch_size: Annotated[Annotated[Int, Field(ge=0, le=MAX_SEED)], BeforeValidator(read_int)] = declare(
         50_000_000,
         "Maximum number of elements that are prefetched before a module needs them; stage 3.",
         unit="elements",
     )
-    persistent_size: Annotated[Annotated[Whole, Field(ge=0, le=MAX_SEED)], BeforeValidator(read_whole)] = declare(
+    persistent_size: Annotated[Annotated[Int, Field(ge=0, le=MAX_SEED)], BeforeValidator(read_int)] = declare(
         100_000, "Parameters of at most this size stay whole on each worker between steps; stage 3.", unit="elements"
     )
     overlap_comm: Switch = declare(False, "Average gradients while others are computed; stages 2 and 3, on GPUs.")
@@ -218,16 +218,16 @@ class AutocastOptions(Section):
 class ScalerOptions(Section):
     """Options of the loss scaling of fp16, with PyTorch's own names and defaults."""
 
-    init_scale: Annotated[Annotated[Real, Field(gt=0)], BeforeValidator(read_real)] = declare(
+    init_scale: Annotated[Annotated[Float, Field(gt=0)], BeforeValidator(read_float)] = declare(
         65536.0, "Initial loss scale."
     )
-    growth_factor: Annotated[Annotated[Real, Field(gt=1)], BeforeValidator(read_real)] = declare(
+    growth_factor: Annotated[Annotated[Float, Field(gt=1)], BeforeValidator(read_float)] = declare(
         2.0, "Factor of the scale after growth_interval steps without overflow."
     )
-    backoff_factor: Annotated[Annotated[Real, Field(gt=0, lt=1)], BeforeValidator(read_real)] = declare(
+    backoff_factor: Annotated[Annotated[Float, Field(gt=0, lt=1)], BeforeValidator(read_float)] = declare(
         0.5, "Factor of the scale when gradients overflow."
     )
-    growth_interval: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000_000)], BeforeValidator(read_whole)] = declare(
+    growth_interval: Annotated[Annotated[Int, Field(ge=1, le=1_000_000_000)], BeforeValidator(read_int)] = declare(
         2000, "Steps without overflow after which the scale grows.", unit="steps"
     )
     enabled: Switch = declare(True, "Scale losses in fp16; if off, small gradients become zero.")
@@ -253,7 +253,7 @@ class Fp8Options(Section):
         metavar="NAMES",
         allowed="names of modules such as head or blocks.0, separated by commas, or none",
     )
-    trial_rows: Annotated[Annotated[Whole, Field(ge=0, le=1_000_000)], BeforeValidator(read_whole)] = declare(
+    trial_rows: Annotated[Annotated[Int, Field(ge=0, le=1_000_000)], BeforeValidator(read_int)] = declare(
         0,
         "Before training, measure the layers in fp8 and in bf16 on this many rows (tokens of a batch), and report "
         "which is faster; 0 measures nothing.",
@@ -267,7 +267,7 @@ class GroupOptions(Section):
     backend: Annotated[Literal["auto", "gloo", "nccl"], BeforeValidator(read_text)] = declare(
         "auto", "Backend of collectives; auto is nccl for CUDA devices and gloo for all others."
     )
-    timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)], BeforeValidator(read_seconds)] = declare(
+    timeout: Annotated[Annotated[Float, Field(gt=0, le=MONTH_S)], BeforeValidator(read_seconds)] = declare(
         1800.0,
         "Time that a rank waits for the others in a collective before it raises.",
         unit="seconds",
@@ -279,41 +279,42 @@ class GroupOptions(Section):
 class MeshOptions(Section):
     """The arrangement of the workers in dimensions; the remaining dimension divides the data."""
 
-    tp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+    tp: Annotated[Annotated[Int, Field(ge=1, le=256)], BeforeValidator(read_int)] = declare(
         1,
         "Number of workers that compute each layer together (tensor parallelism): each holds a shard of the weights of "
-        "linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model.",
+        "linear layers. The other dimension divides the data; along it each worker has a replica of the model, or with "
+        "strategy fsdp a shard.",
         unit="workers",
         flag="tp",
     )
-    cp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+    cp: Annotated[Annotated[Int, Field(ge=1, le=256)], BeforeValidator(read_int)] = declare(
         1,
         "Number of workers that compute each sequence together (context parallelism): each computes the blocks of a "
         "model for a part of the sequence, with attention to all of it.",
         unit="workers",
         flag="cp",
     )
-    pp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+    pp: Annotated[Annotated[Int, Field(ge=1, le=256)], BeforeValidator(read_int)] = declare(
         1,
-        "Number of stages, each of one worker of a copy (pipeline parallelism): a worker holds and computes some of "
+        "Number of stages, each on one worker of a replica (pipeline parallelism): a worker holds and computes some of "
         "the repeated blocks of a model.",
         unit="stages",
         flag="pp",
     )
-    ep: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+    ep: Annotated[Annotated[Int, Field(ge=1, le=256)], BeforeValidator(read_int)] = declare(
         1,
         "Number of workers that divide the experts of mixture-of-experts layers among them (expert parallelism): each "
-        "reads samples of its own, and sends each token to the workers that hold its experts.",
+        "reads other samples, and sends each token to the workers that hold its experts.",
         unit="workers",
         flag="ep",
     )
-    stages_per_rank: Annotated[Annotated[Whole, Field(ge=1, le=64)], BeforeValidator(read_whole)] = declare(
+    stages_per_rank: Annotated[Annotated[Int, Field(ge=1, le=64)], BeforeValidator(read_int)] = declare(
         1,
         "Number of stages that each worker of a pipeline computes: worker r has stages r, r + pp, and so on "
         "(interleaved stages, also called virtual stages), which wait less for each other and exchange more.",
         unit="stages",
     )
-    micro_batches: Annotated[Annotated[Whole, Field(ge=1, le=4096)], BeforeValidator(read_whole)] = declare(
+    micro_batches: Annotated[Annotated[Int, Field(ge=1, le=4096)], BeforeValidator(read_int)] = declare(
         4,
         "Number of parts of a batch that pass through the stages one after another, so that all stages compute at the "
         "same time. A batch with fewer rows has fewer parts.",
@@ -370,7 +371,7 @@ class DataOptions(Section):
     use_seedable_sampler: Switch = declare(
         False, "Shuffle in an order that depends only on data_seed and the epoch, not on the state of a generator."
     )
-    data_seed: Annotated[Annotated[Whole, Field(ge=0, le=MAX_SEED)] | None, BeforeValidator(read_whole)] = declare(
+    data_seed: Annotated[Annotated[Int, Field(ge=0, le=MAX_SEED)] | None, BeforeValidator(read_int)] = declare(
         None, "Seed of use_seedable_sampler; if not set, the option seed, else rank 0's initial seed.", metavar="S"
     )
     resume_stream: Annotated[Literal["refuse", "replay"], BeforeValidator(read_text)] = declare(
@@ -415,8 +416,8 @@ class CheckpointOptions(Section):
         flag="checkpoint",
     )
     every: Annotated[
-        Annotated[Whole, Field(ge=1, le=1_000_000_000)] | Annotated[str, Field(strict=True, max_length=32)] | None,
-        BeforeValidator(read_whole),
+        Annotated[Int, Field(ge=1, le=1_000_000_000)] | Annotated[str, Field(strict=True, max_length=32)] | None,
+        BeforeValidator(read_int),
         AfterValidator(as_duration),
     ] = declare(
         None,
@@ -434,7 +435,7 @@ class CheckpointOptions(Section):
         metavar="auto|PATH",
         allowed="auto, the path or URL of a checkpoint or of a folder of checkpoints, or none",
     )
-    total_limit: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000)] | None, BeforeValidator(read_whole)] = declare(
+    total_limit: Annotated[Annotated[Int, Field(ge=1, le=1_000_000)] | None, BeforeValidator(read_int)] = declare(
         None,
         "Keep at most this many step_N of a run; older ones are removed when a new one is complete. If not set, keep "
         "all.",
@@ -445,7 +446,7 @@ class CheckpointOptions(Section):
 class MetricsOptions(Section):
     """Metrics of a run for monitoring systems. All are off by default, and computed in the notebook's process."""
 
-    port: Annotated[Annotated[Whole, Field(ge=0, le=65535)] | None, BeforeValidator(read_whole)] = declare(
+    port: Annotated[Annotated[Int, Field(ge=0, le=65535)] | None, BeforeValidator(read_int)] = declare(
         None,
         "Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics, to this machine only; 0 uses a free port.",
         metavar="PORT",
@@ -507,9 +508,9 @@ class NotifyOptions(Section):
         scope="cell",
         refused_layers=["notebook"],
     )
-    after: Annotated[Annotated[Real, Field(ge=0, le=MONTH_S)], BeforeValidator(read_seconds)] = declare(
+    after: Annotated[Annotated[Float, Field(ge=0, le=MONTH_S)], BeforeValidator(read_seconds)] = declare(
         60.0,
-        "Notify of runs that took at least so long.",
+        "Notify of runs that took at least this long.",
         unit="seconds",
         metavar="SECONDS|10min",
         allowed="a number of seconds, or a duration such as 30s, 10min, 1.5h or 1d (up to 30d)",

@@ -17,8 +17,8 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
-_REAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_INT = re.compile(r"[+-]?[0-9]{1,20}")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(s|min|h|d)")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _URL = re.compile(r"https?://[!-~]+")
@@ -31,25 +31,25 @@ def read_text(value: object) -> object:
     return None if value == "none" else value
 
 
-def read_whole(value: object) -> object:
+def read_int(value: object) -> object:
     """Parse text as a whole number; return other values unchanged."""
     if isinstance(value, str):
         value = value.strip()
-        return int(value) if _WHOLE.fullmatch(value) else read_text(value)
+        return int(value) if _INT.fullmatch(value) else read_text(value)
     return value
 
 
-def read_real(value: object) -> object:
+def read_float(value: object) -> object:
     """Parse text as a number; return other values unchanged."""
     if isinstance(value, str):
         value = value.strip()
-        return float(value) if _REAL.fullmatch(value) else read_text(value)
+        return float(value) if _FLOAT.fullmatch(value) else read_text(value)
     return value
 
 
 def read_seconds(value: object) -> object:
     """Parse text as seconds: a number, or a duration such as ``30s``; return other values unchanged."""
-    return seconds_of(value) if isinstance(value, str) and _DURATION.fullmatch(value.strip()) else read_real(value)
+    return seconds_of(value) if isinstance(value, str) and _DURATION.fullmatch(value.strip()) else read_float(value)
 
 
 def read_switch(value: object) -> object:
@@ -79,7 +79,7 @@ def read_ranks(value: object) -> object:
             return read_text(value)
         value = read_names(value)
     if isinstance(value, tuple | list):
-        return tuple(read_whole(item) for item in cast("Sequence[Any]", value))
+        return tuple(read_int(item) for item in cast("Sequence[Any]", value))
     return value
 
 
@@ -154,11 +154,11 @@ def as_identifier(value: str) -> str:
     return value
 
 
-Whole = Annotated[int, Field(strict=True)]
+Int = Annotated[int, Field(strict=True)]
 Workers = Annotated[int, Field(strict=True, ge=1, le=MAX_WORKERS)]
 Rank = Annotated[int, Field(strict=True, ge=0, lt=MAX_WORKERS)]
 Ranks = Annotated[tuple[Rank, ...], Field(min_length=1)]
-Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Switch = Annotated[bool, BeforeValidator(read_switch), Field(strict=True)]
 Name = Annotated[str, AfterValidator(as_identifier), Field(strict=True, max_length=256)]
 ModuleName = Annotated[str, AfterValidator(as_module_name), Field(strict=True, max_length=256)]

@@ -1,4 +1,4 @@
-"""Dispatched loading: rank 0 reads the batches and scatters to each rank its own share.
+"""Dispatched loading: rank 0 reads the batches and sends each rank its share by a scatter.
 
 A step is one scatter. Rank 0 has a buffer for each rank, with the tensors of its share, other values as JSON, and the
 structure of the batch if it has changed since the last step. Buffers keep their length until a share does not fit; then
@@ -28,7 +28,7 @@ _ALIGN = 16
 _HEADER_BYTES = 32  # kind, a number, bytes of the values, bytes of the layout
 _FIRST_LENGTH = 1024
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_REMEDY = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
+_ADVICE = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
 
 Steps = Callable[[Sequence[int]], Iterator[list[BatchAndShare]]]
 """Reads on rank 0: the argument is the indices of all shares; each step yields a (batch, share) pair for each."""
@@ -72,7 +72,7 @@ class _Packed:
 
 
 class _Receiver:
-    """Receives this rank's shares; on rank 0 its argument is the buffers to scatter."""
+    """Receives this rank's shares; on rank 0 the methods get the buffers to scatter."""
 
     def __init__(self, shard: DataShard, device: torch.device) -> None:
         self.length = _FIRST_LENGTH
@@ -168,7 +168,7 @@ def _pack(batch: Any, share: BatchShare) -> _Packed:
     try:
         text = json.dumps(values).encode() if values else b""
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_REMEDY}") from error
+        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_ADVICE}") from error
     tensors: list[Any] = []
     at = 0
     for tensor in found:
@@ -222,7 +222,7 @@ def _tree(item: Any, found: list[Tensor], values: list[Any]) -> Any:
     if isinstance(item, Mapping) and all(type(key) is str for key in item):
         return {"dict": [[key, _tree(child, found, values)] for key, child in item.items()]}
     raise MisuseError(
-        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_REMEDY}"
+        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_ADVICE}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The base class of prepared loaders' iterators: one that has ended can be copied to another process."""
+"""The base class of prepared loaders' iterators, which can be copied to another process once they have ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class EndingIterator(Iterator[Any]):
-    """An iterator with a record of whether it has ended; the position of one that has not cannot be copied.
+    """An iterator of a loader, which can be copied to another process only after it has ended.
 
     Its length is that of its loader, as with the iterators of ``DataLoader``.
     """

@@ -14,7 +14,7 @@ from accel_nb.errors import MisuseError
 
 
 class DrawnIndices:
-    """The sampler of rank 0's inner loader, where rank 0 reads for all."""
+    """The sampler of rank 0's inner loader if rank 0 reads the batches of all ranks."""
 
     def __init__(self, index_sampler: IndexSampler) -> None:
         self._order = index_sampler

@@ -1,10 +1,10 @@
 """Distribution of an epoch's indices: the same order on every rank, and each rank yields its share.
 
 torch's own samplers draw from the default CPU generator, or from their own, when the first batch is requested. Rank 0
-draws as a plain run would; its generator states are sent once, and the other ranks draw with these and then restore
-their own. Other samplers may draw from any generator at any time, read what the loop writes, and have attributes that
-the loop reads. Where all ranks read whole batches, they compute the same, and each runs the sampler as a plain run
-would. Else only rank 0 runs it, and sends the indices of each batch.
+draws as in a run without accel_nb; its generator states are sent once, and the other ranks draw with these and then
+restore their own. Other samplers may draw from any generator at any time; they may depend on variables of the training
+loop, and the loop on their attributes. If all ranks read whole batches, they compute the same, and each runs the
+sampler as in a run without accel_nb. Otherwise only rank 0 runs it, and sends the indices of each batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ReadMode:
     def __init__(self) -> None:
         # Whether every rank reads all samples of each batch.
         self.is_whole = False
-        # Whether the last batch must be marked, for which the next one is read first where no length says it.
+        # Whether the last batch must be marked: without a length, the next one is then read before each is yielded.
         self.reads_ahead = True
         # Called before the second batch of an iteration is read, and before each one after that.
         self.before_next: Callable[[], object] | None = None
@@ -61,7 +61,7 @@ class ReadMode:
 
 @dataclass(frozen=True)
 class DataShard:
-    """The part ``index`` of ``count`` of the data that this rank reads; ranks that divide one model read the same part.
+    """The part ``index`` of ``count`` of the data that this rank reads; ranks of one model replica read the same part.
 
     ``is_even``: every rank has equally many samples, with repeats if needed.
     """
@@ -98,7 +98,7 @@ class IndexSampler:
         # The epoch of the next iteration.
         self.epoch = position.EpochProgress(shard.batches_per_global_batch, lambda: 0)
         self.yields_lists = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
-        # The samplers that take the place of the loader's own.
+        # The samplers that replace the loader's own.
         self.replacements: tuple[Any, ...] = ()
         self.sampler: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if seed is not None:
@@ -116,7 +116,7 @@ class IndexSampler:
         # Whether the sampler may draw in its ``__iter__``; torch's own samplers draw before their first item.
         self.draws_at_start = not can_draw_everywhere
         self._is_random = self.is_drawn_everywhere and _may_draw(self.sampler)
-        # Whether rank 0 has drawn alone, so that the samplers of the other ranks are behind.
+        # Whether only rank 0 has drawn, so that the samplers of the other ranks have not advanced.
         self._is_behind = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -166,9 +166,9 @@ class IndexSampler:
         count, index, size, num_batches = shard.count, shard.index, self._batch_size, shard.batches_per_global_batch
         limit = size if num_batches > 1 else None
         # Nearly all global batches of a loader have the same size: for these the share is computed once.
-        usual = self._usual_size()
-        own_range = contiguous_share(usual, count, index) if num_batches == 1 else range(usual)
-        start, stop, num_own, total = own_range.start, own_range.stop, len(own_range), usual * num_batches
+        full_size = self._full_batch_size()
+        own_range = contiguous_share(full_size, count, index) if num_batches == 1 else range(full_size)
+        start, stop, num_own, total = own_range.start, own_range.stop, len(own_range), full_size * num_batches
         number = index if num_batches > 1 else 0
         expected, is_last = self.num_global_batches(), False
         groups = self._start(num_batches, expected, started)
@@ -180,7 +180,7 @@ class IndexSampler:
                 continue
             if shard.is_even and not fill:
                 fill = _samples_of(group)
-            if len(group) == num_batches and len(group[-1]) == usual:
+            if len(group) == num_batches and len(group[-1]) == full_size:
                 yield group[number][start:stop], BatchShare(num_own, total, is_last, False)
                 continue
             even = even_length(sum(map(len, group)), count, size, num_batches) if shard.is_even else None
@@ -189,7 +189,7 @@ class IndexSampler:
             )
         warn_if_short(expected, is_last)
 
-    def _usual_size(self) -> int:
+    def _full_batch_size(self) -> int:
         """Return the size of the batches of a full global batch.
 
         -1 if the size of the last batch does not show whether the global batch is full.
@@ -250,7 +250,7 @@ class IndexSampler:
         Returns the state of rank 0's torch generator if the sampler draws from it on every rank.
         """
         num_items = length_of(self.sampler) if self.is_drawn_everywhere else None
-        theirs = check_same_loaders(
+        rank_0_states = check_same_loaders(
             self._comm,
             self._dataset,
             num_items,
@@ -261,7 +261,7 @@ class IndexSampler:
         if self.generators:
             with rank_0_random_states(self._comm, (), self.generators):
                 pass
-        return theirs
+        return rank_0_states
 
     def _start(
         self, size: int, expected: int | None, started: Iterator[Any] | None
@@ -270,21 +270,21 @@ class IndexSampler:
         if not self.is_drawn_everywhere:
             if self.epoch.resumed is not None:
                 self._check()
-            yield from self._global_batches_of_all(self._grouped(size, expected, started))
+            yield from self._global_batches_of_all(self._grouped_batches(size, expected, started))
             return
         with _forked_if_different(self._check()):
-            groups = self._grouped(size, expected, started)
+            groups = self._grouped_batches(size, expected, started)
             first = next(groups, None)
         if first is not None:
             yield from chain([first], groups)
 
     @property
     def _draws_on_each_rank(self) -> bool:
-        """Whether each rank runs a sampler that is not torch's: all ranks' samplers are in the same state."""
+        """Whether each rank runs a sampler that is not torch's, as the samplers of all ranks are in the same state."""
         return self._shard.mode.is_whole and self.epoch.resumed is None and not self._is_behind
 
     def _global_batches_of_all(self, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
-        """Yield the same global batches on every rank: each draws them itself, or all have those that rank 0 draws."""
+        """Yield the same global batches on every rank: each draws them itself, or all receive those of rank 0."""
         while True:
             if self._draws_on_each_rank:
                 with rank_0_random_states(self._comm, rng.ALL_PARTS, []):
@@ -300,11 +300,11 @@ class IndexSampler:
     def _fills_from_earlier_samples(self) -> bool:
         """Whether samples before the position of a resumed epoch are to be repeated.
 
-        `_grouped` then yields the epoch's first samples before its first global batch.
+        `_grouped_batches` then yields the epoch's first samples before its first global batch.
         """
         return self._shard.is_even and self.yields_lists and self.epoch.resumed is not None
 
-    def _grouped(
+    def _grouped_batches(
         self, size: int, expected: int | None, started: Iterator[Any] | None
     ) -> Iterator[tuple[list[Any], bool]]:
         items = self.draw(started)
@@ -341,7 +341,7 @@ def check_same_loaders(
 ) -> torch.Tensor | None:
     """Check that the loaders of all ranks agree; raise on every rank otherwise, instead of a hang later.
 
-    Returns the state of rank 0's torch generator if ``sends_torch_state``; both use the same message.
+    Returns the state of rank 0's torch generator if ``sends_torch_state``; it is sent with the check.
     """
     if comm.world.size == 1:
         return None
@@ -427,27 +427,31 @@ def _forked_if_different(state: torch.Tensor | None) -> Iterator[None]:
 
 @contextmanager
 def rank_0_random_states(
-    comm: Communicator, parts: tuple[rng.Part, ...], generators: list[torch.Generator]
+    comm: Communicator, libraries: tuple[rng.Part, ...], generators: list[torch.Generator]
 ) -> Iterator[None]:
     """Run the block with rank 0's global generator states; restore a rank's own states afterwards.
 
-    States equal to those of rank 0 are not restored, so they advance as on rank 0. ``generators`` are set to rank 0's
-    states permanently.
+    States that equal rank 0's are not restored, so they advance as on rank 0. ``generators`` are set to rank 0's states
+    permanently.
     """
-    if comm.world.size == 1 or not (parts or generators):
+    if comm.world.size == 1 or not (libraries or generators):
         yield
         return
-    own = rng.capture(parts=parts)
+    own = rng.capture(parts=libraries)
     own.update({f"generator{number}": generator.get_state() for number, generator in enumerate(generators)})
     message = comm.broadcast(rng.pack(own), 0)
     if comm.world.rank == 0:
         yield
         return
-    theirs = rng.unpack(message, own)
+    rank_0_states = rng.unpack(message, own)
     for number, generator in enumerate(generators):
-        generator.set_state(theirs.pop(f"generator{number}"))
-    different = {name.removesuffix("_gauss") for name, state in theirs.items() if not torch.equal(state, own[name])}
-    with rng.fork_rng({name: state for name, state in theirs.items() if name.removesuffix("_gauss") in different}):
+        generator.set_state(rank_0_states.pop(f"generator{number}"))
+    different = {
+        name.removesuffix("_gauss") for name, state in rank_0_states.items() if not torch.equal(state, own[name])
+    }
+    with rng.fork_rng(
+        {name: state for name, state in rank_0_states.items() if name.removesuffix("_gauss") in different}
+    ):
         yield
 
 
@@ -469,9 +473,9 @@ def _draw_on_rank_0(
 
 
 def _call_on_rank_0(comm: Communicator, call: Callable[[], dict[str, Any] | None], mode: ReadMode) -> dict[str, Any]:
-    """Call a function of the sampler on rank 0, and return its result on every rank, which all must call.
+    """Call a function of the sampler on rank 0, and return its result on every rank; every rank must call.
 
-    Where every rank reads whole batches, the random states of all ranks are equal, and follow what rank 0 draws.
+    If every rank reads whole batches, all ranks' random states are equal, and advance as on rank 0.
     """
     if comm.world.rank == 0:
         before = rng.capture_cpu() if mode.is_whole else None
@@ -550,23 +554,25 @@ def _may_draw(sampler: Any) -> bool:
     return getattr(sampler, "generator", None) is None
 
 
-def _seeded(draws_from: Any, seed: int) -> tuple[Any, tuple[Any, ...]]:
+def _seeded(sampler: Any, seed: int) -> tuple[Any, tuple[Any, ...]]:
     """Return the sampler with its ``RandomSampler`` replaced by a seeded one, and the new samplers, if any."""
-    if _is_usual(draws_from, RandomSampler):
-        seeded = SeedableRandomSampler.like(draws_from, seed=seed)
+    if _is_torch_class(sampler, RandomSampler):
+        seeded = SeedableRandomSampler.like(sampler, seed=seed)
         return seeded, (seeded,)
-    if isinstance(draws_from, BatchSampler) or _is_usual(draws_from, BatchSampler):
-        inner, replaced = _seeded(getattr(draws_from, "sampler", None), seed)
+    if isinstance(sampler, BatchSampler) or _is_torch_class(sampler, BatchSampler):
+        inner, replaced = _seeded(getattr(sampler, "sampler", None), seed)
         if replaced:
-            usual = _is_usual(draws_from, BatchSampler)
-            outer = BatchSampler(inner, draws_from.batch_size, draws_from.drop_last) if usual else copy.copy(draws_from)
+            is_torch_sampler = _is_torch_class(sampler, BatchSampler)
+            outer = (
+                BatchSampler(inner, sampler.batch_size, sampler.drop_last) if is_torch_sampler else copy.copy(sampler)
+            )
             outer.sampler = inner
             return outer, (*replaced, outer)
-    return draws_from, ()
+    return sampler, ()
 
 
-def _is_usual(sampler: Any, kind: type[Any]) -> bool:
-    """Return whether a sampler is of a class of torch, or of torchdata's with the same order."""
+def _is_torch_class(sampler: Any, kind: type[Any]) -> bool:
+    """Return whether a sampler is of the class ``kind`` of torch, or of torchdata's class with the same order."""
     own = type(sampler)
     return own is kind or (own.__name__ == kind.__name__ and own.__module__.startswith("torchdata."))
 

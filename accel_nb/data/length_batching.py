@@ -69,7 +69,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
         self._max_tokens = max_tokens
         self._pool = pool
         self._lengths = _checked(lengths, multiple_of, max_tokens)
-        # The batches of an epoch, with what they depend on.
+        # The batches of an epoch, with the values that they depend on.
         self._planned: tuple[tuple[int, int, bool], list[list[int]]] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -94,7 +94,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
             batches = self._split(np.argsort(self._lengths, kind="stable"))
         else:
             order = torch.randperm(count, generator=generator).numpy()
-            pool = self._pool * (self._limit or self._usual_batch())
+            pool = self._pool * (self._limit or self._mean_batch_size())
             pools = [order[start : start + pool] for start in range(0, count, pool)]
             batches = [
                 batch for part in pools for batch in self._split(part[np.argsort(self._lengths[part], kind="stable")])
@@ -118,7 +118,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
             batch.append(index)
         return [*batches, batch] if batch else batches
 
-    def _usual_batch(self) -> int:
+    def _mean_batch_size(self) -> int:
         mean = float(self._lengths.mean()) if len(self._lengths) else 1.0
         return max(1, int((self._max_tokens or 1) / max(mean, 1.0)))
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from accel_nb.config.sections import DataOptions
 from accel_nb.data.computed_attribute import ComputedAttribute
+from accel_nb.data.custom_iteration import CustomIteration
 from accel_nb.data.dispatch import receive_dispatched
 from accel_nb.data.fetch import build_reader
 from accel_nb.data.index_batches import DrawnIndices, FetchedBatches, MatchedBatches
@@ -38,7 +39,6 @@ from accel_nb.data.loader_checks import refuse_divided
 from accel_nb.data.loader_iterator import LoaderIterator
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import BatchShare, flag_last, grouped, num_global_batches
-from accel_nb.data.own_iteration import OwnIteration
 from accel_nb.data.persistent_workers import iterate_in_turn
 from accel_nb.data.position import (
     DatasetSnapshots,
@@ -157,11 +157,11 @@ def latest_share(loader: DataLoader[Any]) -> BatchShare | None:
 
 
 def set_even_batches(loader: DataLoader[Any], is_on: bool) -> bool:
-    """Set the option ``even_batches`` of a sharded loader for its next iterations; return what it was before."""
+    """Set the option ``even_batches`` of a sharded loader for its next iterations; return the previous value."""
     return _sharding(loader).set_even(is_on)
 
 
-def has_own_iteration(loader: DataLoader[Any]) -> bool:
+def has_custom_iteration(loader: DataLoader[Any]) -> bool:
     """Return whether a loader's class defines its iteration, which may not follow the sampler."""
     plain = _sharding(loader).plain if is_sharded(loader) else type(loader)
     return plain.__iter__ is not DataLoader.__iter__
@@ -173,9 +173,9 @@ def reset_epochs(loader: DataLoader[Any]) -> None:
 
 
 def get_position(loader: DataLoader[Any], *, includes_latest: bool = False) -> LoaderPosition:
-    """Return the position of a sharded loader; only that of rank 0 is complete, and is to be stored.
+    """Return the position of a sharded loader; only rank 0's is complete, and is to be stored.
 
-    It is that after the batches that were trained on; with ``includes_latest`` after the batch that was yielded last.
+    It follows the batches that were trained on; with ``includes_latest`` it follows the batch that was yielded last.
     """
     return _sharding(loader).position(loader, includes_latest)
 
@@ -306,12 +306,12 @@ class _ShardedLoading:
         return self.latest is not None and self.latest.is_last
 
     def remainder(self, loader: DataLoader[Any]) -> int:
-        """Return the number of samples in a short last global batch, repeats excluded, or 0; -1 if it is not known."""
+        """Return the number of samples in an incomplete last global batch without repeats, else 0; -1 if unknown."""
         total, length = self.total_batch_size(loader), length_of(loader.dataset)
         return -1 if not total or length is None or loader.drop_last else length % total
 
     def set_even(self, is_even: bool) -> bool:
-        """Set whether the next iterations divide samples equally, with repeats; return what was set before."""
+        """Set whether the next iterations divide samples equally, with repeats; return the previous value."""
         was_even = self.shard.is_even
         self.shard = replace(self.shard, is_even=is_even)
         if self._index_sampler is not None:
@@ -480,7 +480,7 @@ class _ShardedLoading:
         if index_sampler is None:
             return self._iterate_stream(loader, epoch)
         is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
-        if self.shard.mode.is_whole and is_new and has_own_iteration(loader):
+        if self.shard.mode.is_whole and is_new and has_custom_iteration(loader):
             return self._iterate_own_class(loader, epoch, index_sampler)
         if index_sampler.yields_lists and self._reads_in_process(loader):
             if index_sampler.draws_at_start and epoch.resumed is None:
@@ -508,7 +508,7 @@ class _ShardedLoading:
         epoch.sampler_state = index_sampler.capture_state()
         divider, num_batches = BatchDivider(self.shard, loader.batch_size), index_sampler.num_global_batches()
         # Possibly the loader itself, whose `iter` would come here again.
-        return OwnIteration(self.plain.__iter__(loader), divider, num_batches, self.shard.index)
+        return CustomIteration(self.plain.__iter__(loader), divider, num_batches, self.shard.index)
 
     def _is_dispatched(self, loader: DataLoader[Any]) -> bool:
         if self._comm.world.size == 1 or self._options.dispatch_batches is False:
@@ -531,11 +531,11 @@ class _ShardedLoading:
         if isinstance(loader.dataset, IterableDataset | MapDataPipe):
             return False
         plain = self.plain
-        is_usual = plain.__iter__ is DataLoader.__iter__ and plain._get_iterator is DataLoader._get_iterator
-        return is_usual and not loader.num_workers and not loader.pin_memory
+        uses_torch_iter = plain.__iter__ is DataLoader.__iter__ and plain._get_iterator is DataLoader._get_iterator
+        return uses_torch_iter and not loader.num_workers and not loader.pin_memory
 
     def _draw_base_seed(self, loader: DataLoader[Any]) -> None:
-        """Draw the seed that a plain loader draws for workers, also if it has none, so that later draws are equal."""
+        """Draw the base seed that a plain loader draws even without workers, so that later random numbers are equal."""
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
     def _mover(self, loader: DataLoader[Any]) -> Callable[[Any], Any] | None:

@@ -1,7 +1,7 @@
 """Division of a global batch among ranks: index arithmetic without torch.
 
-A *batch* here is a list of sample indices, a *group* is the list of batches that form one global batch,
-not a process group.
+A *batch* here is a list of sample indices. A *global batch* is the list of the loader's batches that all ranks train on
+in one step: one batch that is divided, or one for each rank.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ T = TypeVar("T")
 class BatchShare(NamedTuple):
     """A rank's share of a global batch; a tuple, since one is created for each batch.
 
-    ``num_samples`` is 0 for a filler: one repeated sample, with which a rank without a share takes part in the step.
-    The last ``num_repeated`` samples are repeats that make all shares equally long: they count in training and in
+    ``num_samples`` is 0 for a filler: one repeated sample, with which a rank without a share joins the step. The last
+    ``num_repeated`` samples are repeats that make all shares equally long: they count in training and in
     ``total_samples``, but not in metrics. ``total_repeated`` is the number of repeats on all ranks. If the share
     ``is_whole``, the rank has read all samples of the batch, and ``num_samples`` is the number that its models compute.
     """
@@ -59,11 +59,10 @@ def even_share(total: int, world: int, rank: int, length: int) -> tuple[range, i
 
 
 def even_length(total: int, world: int, batch_size: int | None, batches_per_global_batch: int) -> int:
-    """Return the number of samples per rank of a group with ``total`` if all ranks have equally many.
+    """Return the number of samples per rank of a global batch of ``total`` samples if all ranks have equally many.
 
-    ``batch_size`` is the loader's: the batch of one rank if several batches form a group (``batches_per_global_batch``
-    above 1), else of all ranks together. Without it, or if the group has more samples, the group's samples are divided,
-    rounded up.
+    ``batch_size`` is the loader's: the size of one rank's batch if ``batches_per_global_batch`` is above 1, else of the
+    batch of all ranks together. Without it, or if there are more samples, the samples are divided, rounded up.
     """
     needed = -(-total // world)
     if batch_size is None:
@@ -112,12 +111,12 @@ def flag_last(
 
 
 def is_short(sizes: Sequence[int], world: int, batch_size: int | None) -> bool:
-    """Return whether a group has less than a full batch for each rank: too few batches, or too few samples."""
+    """Return whether a global batch has less than a full batch for each rank: too few batches, or too few samples."""
     return len(sizes) < world or (batch_size is not None and sum(sizes) < world * batch_size)
 
 
 def distribute_indices(
-    group: Sequence[Sequence[Any]],
+    batches: Sequence[Sequence[Any]],
     world: int,
     rank: int,
     *,
@@ -128,17 +127,17 @@ def distribute_indices(
 ) -> tuple[Any, BatchShare]:
     """Return ``rank``'s samples of a global batch, and its `BatchShare`.
 
-    In a group with a batch for each rank, rank r has the r-th batch unchanged. A short group (`is_short`; a group
-    of one batch is short in any world of more than one) is divided evenly. A rank with an empty share has the
-    first sample as a filler. With ``num_even``, each rank has that many samples of a group that does not divide evenly;
-    missing ones are taken from ``repeats``.
+    ``batches`` are the batches of one global batch. If there is one for each rank, rank r has the r-th batch unchanged.
+    Otherwise (`is_short`; a single batch is short in any world of more than one) the samples are divided evenly. A rank
+    without samples gets the first one as a filler. With ``num_even``, each rank has that many samples of a global batch
+    that does not divide evenly; missing ones are taken from ``repeats``.
     """
-    sizes = [len(batch) for batch in group]
+    sizes = [len(batch) for batch in batches]
     total = sum(sizes)
-    is_usual = not is_short(sizes, world, batch_size) and all(sizes)
-    if is_usual and (num_even is None or len(set(sizes)) == 1):
-        return group[rank], BatchShare(sizes[rank], total, is_last, False)
-    merged = group[0] if len(group) == 1 else [index for batch in group for index in batch]
+    is_full = not is_short(sizes, world, batch_size) and all(sizes)
+    if is_full and (num_even is None or len(set(sizes)) == 1):
+        return batches[rank], BatchShare(sizes[rank], total, is_last, False)
+    merged = batches[0] if len(batches) == 1 else [index for batch in batches for index in batch]
     if num_even is not None and total:
         own_range, lacking = even_share(total, world, rank, num_even)
         own = merged[own_range.start : own_range.stop]

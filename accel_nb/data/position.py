@@ -41,7 +41,7 @@ class SamplerState:
     fingerprint: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; a sampler's own state must consist of these."""
+        """Return values that JSON supports; a sampler's own state must consist of such values."""
         return {
             "random": {name: _encode_tensor(value) for name, value in self.random.items()},
             "generators": [_encode_tensor(value) for value in self.generators],
@@ -52,7 +52,7 @@ class SamplerState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SamplerState:
-        """Return the object of `to_json`'s values."""
+        """Return the state that `to_json` returned as values."""
         return cls(
             {name: _decode_tensor(value) for name, value in values["random"].items()},
             tuple(_decode_tensor(value) for value in values["generators"]),
@@ -68,8 +68,8 @@ class LoaderPosition:
 
     ``num_samples`` counts samples in the order of one process, ``num_batches`` the loader's own batches.
     ``sampler_state`` is the state that the epoch (between epochs: the next one) is drawn from. ``dataset_state`` is the
-    dataset's own state after these batches, if it has one. ``seed`` is that of the seedable sampler, ``num_parts`` the
-    number of ranks with separate data.
+    dataset's own state after these batches, if it has one. ``seed`` is the seedable sampler's, ``num_parts`` the number
+    of ranks with separate data.
     """
 
     num_epochs: int = 0
@@ -96,7 +96,7 @@ class LoaderPosition:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LoaderPosition:
-        """Return the object of `to_json`'s values; raises `CheckpointError` for others."""
+        """Return the position that `to_json` returned as values; raises `CheckpointError` for other values."""
         try:
             drawing = values["drawing"]
             position = cls(
@@ -206,7 +206,7 @@ def draw_epoch(
 
     The first item is drawn before this returns; in a resumed epoch with the random states of its start.
     ``yields_lists``: the items are lists of samples. ``parts`` are the global generators that the sampler may use.
-    ``started`` is what `start_sampler` returned for this epoch, if it was called. The samples of the first
+    ``started`` is the result of `start_sampler` for this epoch, if it was called. The samples of the first
     ``num_first`` batches of a resumed epoch are recorded too, as far as they are before its position.
     """
     resumed = epoch.resumed
@@ -272,16 +272,16 @@ def num_remaining(
 
 
 def _remaining(
-    draws_from: Any, epoch: EpochProgress, resumed: LoaderPosition, yields_lists: bool, num_first: int
+    sampler: Any, epoch: EpochProgress, resumed: LoaderPosition, yields_lists: bool, num_first: int
 ) -> Iterator[Any]:
     state = epoch.sampler_state or SamplerState()
-    if yields_lists and type(draws_from) is BatchSampler:
-        wanted = num_first * draws_from.batch_size
-        head, rest = _from(draws_from.sampler, resumed.num_samples, max(state.num_compared, wanted))
+    if yields_lists and type(sampler) is BatchSampler:
+        wanted = num_first * sampler.batch_size
+        head, rest = _from(sampler.sampler, resumed.num_samples, max(state.num_compared, wanted))
         _check_fingerprint(state, head)
         epoch.first_samples = head[:wanted]
-        return grouped(rest, draws_from.batch_size, drop_short=draws_from.drop_last)
-    items = iter(draws_from)
+        return grouped(rest, sampler.batch_size, drop_short=sampler.drop_last)
+    items = iter(sampler)
     if resumed.num_batches:
         first = list(islice(items, min(max(num_first, 1), resumed.num_batches)))
         _check_fingerprint(state, _head(first[0], yields_lists) if first else [])
@@ -346,9 +346,9 @@ def _check_fingerprint(state: SamplerState, head: list[Any]) -> None:
         )
 
 
-def _holders(draws_from: Any) -> list[Any]:
-    inner = getattr(draws_from, "sampler", None)
-    return [draws_from] if inner is None else [draws_from, inner]
+def _holders(sampler: Any) -> list[Any]:
+    inner = getattr(sampler, "sampler", None)
+    return [sampler] if inner is None else [sampler, inner]
 
 
 def _epoch_of(holders: list[Any]) -> int | None:

@@ -94,10 +94,10 @@ class SeedableRandomSampler(SeededOrder, Sampler[int]):
             wanted -= len(drawn)
 
 
-def set_epoch(epoch: int, *holders: Any) -> None:
-    """Call ``set_epoch`` of each of ``holders`` that has it, once per object."""
+def set_epoch(epoch: int, *targets: Any) -> None:
+    """Call ``set_epoch`` of each of ``targets`` (samplers, datasets) that has it, once per object."""
     called: set[int] = set()
-    for holder in holders:
+    for holder in targets:
         setter = getattr(holder, "set_epoch", None)
         if callable(setter) and id(holder) not in called:
             called.add(id(holder))

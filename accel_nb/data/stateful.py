@@ -18,7 +18,7 @@ _POSITION = "accel_nb_position"
 def replace_state_methods(loader: DataLoader[Any], comm: Communicator) -> None:
     """Make the state of a sharded loader its position in the divided data; do nothing for a class without a state.
 
-    The state is that after the batch which was yielded last, as of such classes. It is the same for any number of
+    The state is the position after the batch that was yielded last, as in torchdata. It is the same for any number of
     ranks; all of them load the state that rank 0 passes, so every rank must call.
     """
     if not is_stateful(loader):

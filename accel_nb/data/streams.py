@@ -4,8 +4,8 @@ Three ways to read them:
 
 - *whole*: every rank reads each batch, and uses its share of it.
 - *dispatched*: rank 0 reads, and sends each rank its share (`accel_nb.data.dispatch`).
-- *own files*: the dataset divides itself (``shard(num_shards=, index=)``), each rank reads its own shard, and in each
-  step the ranks exchange the sizes of their batches. The order differs from that of one process.
+- *own shards*: the dataset divides itself (``shard(num_shards=, index=)``), each rank reads its own shard, and in each
+  step the ranks exchange the sizes of their batches. The order differs from the order in one process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _END = object()
 
 
 class BatchDivider:
-    """Divides groups of collated batches into the shares of all ranks; one instance per epoch.
+    """Divides the collated batches of each global batch into the shares of all ranks; one instance per epoch.
 
-    If all ranks are to have equally many samples, repeats fill up an incomplete group; without ``fills_batches`` only
-    until the number of samples can be divided by that of the ranks.
+    If all ranks are to have equally many samples, repeats fill up an incomplete global batch; without ``fills_batches``
+    only until the number of samples can be divided by the number of ranks.
     """
 
     def __init__(self, shard: DataShard, batch_size: int | None, *, fills_batches: bool = True) -> None:
@@ -47,25 +47,25 @@ class BatchDivider:
         # The epoch's first samples, repeated to give all ranks equally many.
         self._first: Any = None
 
-    def divide(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[BatchAndShare]:
-        """Return the shares with these ``indices`` of one group of batches."""
+    def divide(self, batches: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[BatchAndShare]:
+        """Return the shares with these ``indices`` of one global batch, given as the list of its batches."""
         shard = self._shard
-        found = [first_batch_size(batch) for batch in group]
+        found = [first_batch_size(batch) for batch in batches]
         sizes = [1 if number is None else number for number in found]
         if shard.mode.is_whole:
-            return [self._whole(group, sizes, is_last, index) for index in indices]
+            return [self._whole(batches, sizes, is_last, index) for index in indices]
         limit = self._batch_size if shard.batches_per_global_batch > 1 else None
         whole = None
         if shard.is_even and self._first is None and None not in found:
-            whole = self._first = self._joined_or_raise(group)
-        is_usual = not is_short(sizes, shard.count, limit) and all(sizes)
-        if is_usual and not (shard.is_even and len(set(sizes)) > 1):
+            whole = self._first = self._joined_or_raise(batches)
+        is_full = not is_short(sizes, shard.count, limit) and all(sizes)
+        if is_full and not (shard.is_even and len(set(sizes)) > 1):
             total = sum(sizes)
-            return [(group[index], BatchShare(sizes[index], total, is_last, False)) for index in indices]
+            return [(batches[index], BatchShare(sizes[index], total, is_last, False)) for index in indices]
         if whole is None and None not in found:
-            whole = self._joined_or_raise(group) if shard.is_even else _join_or_none(group)
+            whole = self._joined_or_raise(batches) if shard.is_even else _join_or_none(batches)
         if whole is None:
-            return [_whole_batch(group, sizes, is_last, index) for index in indices]
+            return [_whole_batch(batches, sizes, is_last, index) for index in indices]
         even = (
             even_length(sum(sizes), shard.count, self._filled_size, shard.batches_per_global_batch)
             if shard.is_even
@@ -73,8 +73,8 @@ class BatchDivider:
         )
         return [self._slice(whole, sum(sizes), even, is_last, index) for index in indices]
 
-    def _whole(self, group: Sequence[Any], sizes: Sequence[int], is_last: bool, index: int) -> BatchAndShare:
-        batch = group[0] if len(group) == 1 else self._joined_or_raise(group)
+    def _whole(self, batches: Sequence[Any], sizes: Sequence[int], is_last: bool, index: int) -> BatchAndShare:
+        batch = batches[0] if len(batches) == 1 else self._joined_or_raise(batches)
         return batch, whole_batch_share(sum(sizes), self._shard.count, index, is_last=is_last)
 
     def _slice(self, whole: Any, total: int, even: int | None, is_last: bool, index: int) -> BatchAndShare:
@@ -100,8 +100,8 @@ class BatchDivider:
             start, length = start + taken, length - taken
         return parts
 
-    def _joined_or_raise(self, group: Sequence[Any]) -> Any:
-        whole = _join_or_none(group)
+    def _joined_or_raise(self, batches: Sequence[Any]) -> Any:
+        whole = _join_or_none(batches)
         if whole is None:
             raise MisuseError(
                 "even_batches fills up the last batches with the first samples, and the batches of this loader cannot "
@@ -114,12 +114,12 @@ class BatchDivider:
 def read_everywhere(
     source: Iterator[Any], expected: int | None, shard: DataShard, divider: BatchDivider, drop_last: bool
 ) -> Iterator[BatchAndShare]:
-    """Yield this rank's share of each group of batches; every rank reads the same batches."""
+    """Yield this rank's share of each global batch; every rank reads the same batches."""
     is_last = False
     groups = grouped(source, shard.batches_per_global_batch, drop_short=shard.drops_incomplete(drop_last))
-    for group, is_last in flag_last(groups, expected, reads_ahead=shard.mode.reads_ahead):
-        pair = divider.divide(group, is_last, [shard.index])
-        group.clear()  # frees the group while the share is trained on
+    for batches, is_last in flag_last(groups, expected, reads_ahead=shard.mode.reads_ahead):
+        pair = divider.divide(batches, is_last, [shard.index])
+        batches.clear()  # frees the batches while the share is trained on
         yield pair.pop()
     warn_if_short(expected, is_last)
 
@@ -159,20 +159,20 @@ def _make_share(batch: Any, size: int, counts: list[int], is_last: bool) -> Batc
 def _exchange_sizes(shard: DataShard, size: int, has_more: bool) -> tuple[list[int], bool]:
     """Exchange the number of samples of each share in this step, and whether any rank has further batches."""
     rows = [row.tolist() for row in shard.comm.all_gather(torch.tensor([shard.index, size, has_more], device="cpu"))]
-    counts = {index: size for index, size, _ in rows}  # equal on ranks that share a model
+    counts = {index: size for index, size, _ in rows}  # equal on the ranks of one model replica
     return [counts[index] for index in sorted(counts)], any(more for _, _, more in rows)
 
 
-def _join_or_none(group: Sequence[Any]) -> Any | None:
+def _join_or_none(batches: Sequence[Any]) -> Any | None:
     try:
-        return concat_batches(group)
+        return concat_batches(batches)
     except ValueError:
         return None
 
 
-def _whole_batch(group: Sequence[Any], sizes: list[int], is_last: bool, index: int) -> BatchAndShare:
+def _whole_batch(batches: Sequence[Any], sizes: list[int], is_last: bool, index: int) -> BatchAndShare:
     """Return a share of batches that cannot be sliced or joined: whole batches for the first ranks, then fillers."""
     total = sum(sizes)
-    if index < len(group) and sizes[index]:
-        return group[index], BatchShare(sizes[index], total, is_last, False)
-    return slice_batch(group[0], 0, 1), BatchShare(0, total, is_last, True)
+    if index < len(batches) and sizes[index]:
+        return batches[index], BatchShare(sizes[index], total, is_last, False)
+    return slice_batch(batches[0], 0, 1), BatchShare(0, total, is_last, True)

@@ -12,7 +12,7 @@ from accel_nb.runtime.tensors.nested import first_batch_size
 
 
 class WholeIterator(EndingIterator):
-    """The iterator of a loader that every rank reads; observers may hold weak references to detect its end."""
+    """The iterator of a loader that every rank reads whole; observers may detect its end by a weak reference."""
 
     __slots__ = ("__weakref__", "_move", "_observer", "_source")
 

@@ -27,11 +27,11 @@ class Layout:
     """The state of a training that is sharded over ranks, and the state that is offloaded to the host's memory."""
 
     name: str
-    engine: ShardingKind
+    sharding: ShardingKind
     options: Options = field(default_factory=dict, hash=False)
-    divides_parameters: bool = False
-    divides_gradients: bool = False
-    divides_optimizer: bool = False
+    shards_parameters: bool = False
+    shards_gradients: bool = False
+    shards_optimizer: bool = False
     offloads_parameters: bool = False
     offloads_optimizer: bool = False
     min_world: int = 1
@@ -49,7 +49,7 @@ class Layout:
             name in OPTIONS and (name != "strategy" or value in STRATEGIES) for name, value in self.options.items()
         )
 
-    def fits_world(self, world: int) -> bool:
+    def supports_world(self, world: int) -> bool:
         """Return whether the layout applies to ``world`` ranks."""
         return self.min_world <= world and (self.max_world is None or world <= self.max_world)
 
@@ -62,9 +62,9 @@ def _fsdp(name: str, *, keeps_gathered: bool = False, offloads: bool = False) ->
         name,
         "blocks",
         options,
-        divides_parameters=not keeps_gathered,
-        divides_gradients=True,
-        divides_optimizer=True,
+        shards_parameters=not keeps_gathered,
+        shards_gradients=True,
+        shards_optimizer=True,
         offloads_parameters=offloads,
         offloads_optimizer=offloads,
         min_world=1 if offloads else 2,
@@ -79,9 +79,9 @@ def _zero(stage: int, *, offloads: bool = False) -> Layout:
         f"zero {stage}" + (" offload" if offloads else ""),
         "flat",
         options,
-        divides_parameters=stage == 3,
-        divides_gradients=stage >= 2,
-        divides_optimizer=True,
+        shards_parameters=stage == 3,
+        shards_gradients=stage >= 2,
+        shards_optimizer=True,
         offloads_parameters=offloads and stage == 3,
         offloads_optimizer=offloads,
         min_world=1 if offloads else 2,

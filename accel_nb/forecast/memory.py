@@ -36,24 +36,29 @@ NO_ACTIVATIONS = Activations(0)
 class MemoryUsage:
     """Peak memory of one rank's device, in bytes; ``host`` is its offloaded memory on the machine.
 
-    ``exchange`` are the buffers of collectives: gathered blocks, and gradients that are being reduced. ``step`` are
-    temporary tensors of the optimizer's step, which runs after activations are freed. ``messages`` are about the bytes
-    that the rank sends in a step; they take no memory.
+    ``communication_buffers`` are the buffers of collectives: gathered blocks, and gradients that are being reduced.
+    ``step`` are temporary tensors of the optimizer's step, which runs after activations are freed. ``sent_bytes`` are
+    about the bytes that the rank sends in a step; they take no memory.
     """
 
     parameters: int
     gradients: int
     optimizer: int
     activations: int
-    exchange: int = 0
+    communication_buffers: int = 0
     step: int = 0
     host: int = 0
-    messages: int = 0
+    sent_bytes: int = 0
 
     @property
     def total(self) -> int:
         """The peak on the device: at the end of the forward pass, or in the optimizer's step."""
-        return self.parameters + self.gradients + self.optimizer + max(self.activations + self.exchange, self.step)
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + max(self.activations + self.communication_buffers, self.step)
+        )
 
 
 def estimate(
@@ -63,32 +68,34 @@ def estimate(
     *,
     is_half: bool = False,
     activations: Activations = NO_ACTIVATIONS,
-    copy_ranks: int | None = None,
+    ranks_per_replica: int | None = None,
 ) -> MemoryUsage:
     """Return the memory of each of ``world`` ranks under a layout; of uneven shares that of rank 0, the largest.
 
-    ``is_half``: the run computes in bf16 or fp16. ``copy_ranks`` is how many ranks share one copy of the
+    ``is_half``: the run computes in bf16 or fp16. ``ranks_per_replica`` is how many ranks share one copy of the
     model, None for all; flat partitions always use all. Frozen weights have neither gradients nor state.
     """
-    if layout.engine == "torch":
-        return _replicated(model, activations, world)
-    if layout.engine == "blocks":
-        usage = _by_block(model, layout, world, copy_ranks or world, is_half)
+    if layout.sharding == "torch":
+        return _estimate_replicated(model, activations, world)
+    if layout.sharding == "blocks":
+        usage = _estimate_fully_sharded(model, layout, world, ranks_per_replica or world, is_half)
     else:
-        usage = _flat(model, layout, world)
-    kept = activations.num_bytes + (activations.weight_copies if layout.engine == "flat" else 0)
-    if is_half and layout.engine == "blocks" and activations.cast_bytes is not None:
-        kept = activations.cast_bytes
+        usage = _estimate_zero(model, layout, world)
+    saved = activations.num_bytes + (activations.weight_copies if layout.sharding == "flat" else 0)
+    if is_half and layout.sharding == "blocks" and activations.cast_bytes is not None:
+        saved = activations.cast_bytes
     parameters, gradients, optimizer, step, host = usage.parameters, usage.gradients, usage.optimizer, usage.step, 0
     if layout.offloads_parameters:
         host, parameters = host + parameters - model.buffer_bytes, model.buffer_bytes
     if layout.offloads_optimizer:
         host, gradients, optimizer, step = host + gradients + optimizer, 0, 0, 0
-    return MemoryUsage(parameters, gradients, optimizer, kept, usage.exchange, step, host, usage.messages)
+    return MemoryUsage(
+        parameters, gradients, optimizer, saved, usage.communication_buffers, step, host, usage.sent_bytes
+    )
 
 
-def _replicated(model: ModelSizes, activations: Activations, world: int) -> MemoryUsage:
-    """Compute for full replicas. DDP's buckets are the gradients themselves (``gradient_as_bucket_view``)."""
+def _estimate_replicated(model: ModelSizes, activations: Activations, world: int) -> MemoryUsage:
+    """Return the usage with full replicas. DDP's buckets are the gradients themselves (``gradient_as_bucket_view``)."""
     gradients = sum(map(_weight_bytes, _trained(model)))
     return MemoryUsage(
         parameters=sum(map(_weight_bytes, model.weights)) + model.buffer_bytes,
@@ -96,18 +103,20 @@ def _replicated(model: ModelSizes, activations: Activations, world: int) -> Memo
         optimizer=sum(weight.state_bytes for weight in model.weights),
         activations=activations.num_bytes + activations.weight_copies,
         step=model.step_bytes,
-        messages=_sent(2 * gradients, world),
+        sent_bytes=_bytes_sent(2 * gradients, world),
     )
 
 
-def _sent(num_bytes: int, ranks: int) -> int:
-    """Return the bytes that a rank sends if its part of them goes to each of the others."""
+def _bytes_sent(num_bytes: int, ranks: int) -> int:
+    """Return the bytes that one of ``ranks`` sends if it sends its share of ``num_bytes`` to each of the others."""
     return num_bytes * (ranks - 1) // ranks
 
 
-def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is_half: bool) -> MemoryUsage:
-    """Compute for weights divided along the first dimension, padded to equal parts; whole blocks are gathered."""
-    shares = {weight.name: _values_per_rank(weight, copy_ranks) for weight in model.weights}
+def _estimate_fully_sharded(
+    model: ModelSizes, layout: Layout, world: int, ranks_per_replica: int, is_half: bool
+) -> MemoryUsage:
+    """Return the usage under FSDP2: weights are sharded along the first dim, and gathered block by block."""
+    shares = {weight.name: _values_per_rank(weight, ranks_per_replica) for weight in model.weights}
     full_sizes: dict[str | None, int] = {None: 0}
     gradient_buffers: dict[str | None, int] = {None: 0}  # full gradients, and their copy in rank order
     for weight in model.weights:
@@ -119,9 +128,9 @@ def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is
     blocks = sorted((size for block, size in full_sizes.items() if block is not None), reverse=True)
     averaged = [max(FLOAT_BYTES, weight.itemsize) if is_half else weight.itemsize for weight in _trained(model)]
     gradients = sum(size * weight.num_values for size, weight in zip(averaged, _trained(model), strict=True))
-    gathers = 2 if layout.divides_parameters else 1
-    between_copies = _sent(2 * gradients // copy_ranks, max(1, world // copy_ranks))
-    gathered = full_sizes[None] + (sum(blocks[:2]) if layout.divides_parameters else sum(blocks))
+    gathers = 2 if layout.shards_parameters else 1
+    between_copies = _bytes_sent(2 * gradients // ranks_per_replica, max(1, world // ranks_per_replica))
+    gathered = full_sizes[None] + (sum(blocks[:2]) if layout.shards_parameters else sum(blocks))
     return MemoryUsage(
         parameters=sum(shares[weight.name] * weight.itemsize for weight in model.weights) + model.buffer_bytes,
         gradients=sum(shares[weight.name] * weight.itemsize for weight in _trained(model)),
@@ -129,29 +138,29 @@ def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is
             math.ceil(weight.state_bytes * shares[weight.name] / max(1, weight.num_values)) for weight in model.weights
         ),
         activations=0,
-        exchange=gathered + max(gradient_buffers.values()) if world > 1 or layout.offloads else 0,
-        step=math.ceil(model.step_bytes / copy_ranks),
-        messages=_sent(gradients + gathers * sum(full_sizes.values()), copy_ranks) + between_copies,
+        communication_buffers=gathered + max(gradient_buffers.values()) if world > 1 or layout.offloads else 0,
+        step=math.ceil(model.step_bytes / ranks_per_replica),
+        sent_bytes=_bytes_sent(gradients + gathers * sum(full_sizes.values()), ranks_per_replica) + between_copies,
     )
 
 
-def _flat(model: ModelSizes, layout: Layout, world: int) -> MemoryUsage:
-    """Compute for weights flattened into one tensor in float32 and divided into equal parts.
+def _estimate_zero(model: ModelSizes, layout: Layout, world: int) -> MemoryUsage:
+    """Return the usage under ZeRO: weights are flattened into one float32 tensor that is partitioned equally.
 
     ``optimizer`` includes the float32 copy of the weights that is stepped, unless the rank steps its own partition.
     """
     trained = sum(weight.num_values for weight in _trained(model))
     parameters, gradients = sum(map(_weight_bytes, model.weights)), trained * FLOAT_BYTES
     state = sum(weight.state_bytes * FLOAT_BYTES // weight.itemsize for weight in _trained(model))
-    copies = 0 if layout.divides_parameters and not layout.offloads else trained * FLOAT_BYTES
+    copies = 0 if layout.shards_parameters and not layout.offloads else trained * FLOAT_BYTES
     return MemoryUsage(
-        parameters=(math.ceil(parameters / world) if layout.divides_parameters else parameters) + model.buffer_bytes,
-        gradients=math.ceil(gradients / world) if layout.divides_gradients else gradients,
+        parameters=(math.ceil(parameters / world) if layout.shards_parameters else parameters) + model.buffer_bytes,
+        gradients=math.ceil(gradients / world) if layout.shards_gradients else gradients,
         optimizer=math.ceil((copies + state) / world),
         activations=0,
-        exchange=min(trained, ZERO_BUCKET_VALUES) * FLOAT_BYTES,
+        communication_buffers=min(trained, ZERO_BUCKET_VALUES) * FLOAT_BYTES,
         step=math.ceil(model.step_bytes / world),
-        messages=_sent(trained * FLOAT_BYTES + (2 if layout.divides_parameters else 1) * parameters, world),
+        sent_bytes=_bytes_sent(trained * FLOAT_BYTES + (2 if layout.shards_parameters else 1) * parameters, world),
     )
 
 

@@ -1,4 +1,4 @@
-"""Measurement of what one rank of a mesh holds of a model, and of the messages that it sends. Imports torch."""
+"""Measurement of the part of a model on one rank of a mesh, and of the bytes that the rank sends. Imports torch."""
 
 from __future__ import annotations
 
@@ -52,22 +52,26 @@ def measure_mesh(
     layers = layers if isinstance(layers, DivisionPlan) else None
     stages = stages if isinstance(stages, StagePlan) else None
     experts = experts if isinstance(experts, list) else []
-    with_experts, without = (_held(model, sizes, shape, layers, stages, divided) for divided in (experts, []))
-    held = MeshSizes(shape, with_experts, without)
-    is_shared = setting.share < setting.batch_size
-    each = -(-setting.batch_size * shape.size // setting.world) if is_shared else setting.share
-    if batch is None or not each:
-        return held
-    options: dict[str, Any] = {"loss": loss, "half": half, "on_gpu": not setting.is_host}
-    owners = [] if layers is None else [group.owner for group in layers.groups]
+    with_experts, without = (
+        _sizes_of_largest_rank(model, sizes, shape, layers, stages, divided) for divided in (experts, [])
+    )
+    mesh_sizes = MeshSizes(shape, with_experts, without)
+    is_shared = setting.samples_per_rank < setting.batch_size
+    num_samples = -(-setting.batch_size * shape.size // setting.world) if is_shared else setting.samples_per_rank
+    if batch is None or not num_samples:
+        return mesh_sizes
+    options: dict[str, Any] = {"loss": loss, "half": half, "on_gpu": not setting.uses_host_memory}
+    divided_modules = [] if layers is None else [group.owner for group in layers.groups]
     blocks = list(find_blocks(model)) if stages is None else list(stages.blocks)
     try:
-        return _with_activations(held, model, batch, each, owners, blocks, experts, stages, options)
+        return _with_activations(
+            mesh_sizes, model, batch, num_samples, divided_modules, blocks, experts, stages, options
+        )
     except MisuseError:
-        return held
+        return mesh_sizes
 
 
-def _held(
+def _sizes_of_largest_rank(
     model: nn.Module,
     sizes: ModelSizes,
     shape: MeshShape,
@@ -75,7 +79,7 @@ def _held(
     stages: StagePlan | None,
     experts: list[str],
 ) -> ModelSizes:
-    """Return the weights of the rank that holds most of them."""
+    """Return the weights of the rank with the most bytes of weights."""
     # By parameter: the dim along which it is divided, and into how many parts.
     dims = {} if layers is None else divided_parameters(model, layers.groups)
     divided = {key: (dim, shape.tp) for key, dim in dims.items()}
@@ -90,81 +94,100 @@ def _held(
             weight = replace(weight, shape=tuple(part), state_bytes=-(-weight.state_bytes // divisor))
         by_stage.setdefault(staged.get(id(value)), []).append(weight)
     common = by_stage.pop(None, [])
-    largest = max(by_stage.values(), key=lambda own: sum(w.num_values * w.itemsize for w in own), default=[])
+    largest = max(
+        by_stage.values(), key=lambda stage: sum(weight.num_values * weight.itemsize for weight in stage), default=[]
+    )
     weights = (*common, *largest)
-    share = sum(w.num_values for w in weights) / max(1, sizes.num_parameters)
+    share = sum(weight.num_values for weight in weights) / max(1, sizes.num_parameters)
     return replace(sizes, weights=weights, step_bytes=math.ceil(sizes.step_bytes * share))
 
 
 def _with_activations(
-    held: MeshSizes,
+    mesh_sizes: MeshSizes,
     model: nn.Module,
     batch: Any,
-    each: int,
-    owners: list[str],
+    num_samples: int,
+    divided_modules: list[str],
     blocks: list[str],
     experts: list[str],
     stages: StagePlan | None,
     options: dict[str, Any],
 ) -> MeshSizes:
-    shape = held.shape
+    shape = mesh_sizes.shape
     outputs: dict[str, Any] = {}
-    whole = measure_activations(
-        model, batch, each, adapt=_recorder(outputs, ["", *owners, *blocks, *experts]), **options
+    total = measure_activations(
+        model,
+        batch,
+        num_samples,
+        adapt=_record_outputs_of(outputs, ["", *divided_modules, *blocks, *experts]),
+        **options,
     )
-    in_layers = whole.num_bytes - _without(owners, outputs, whole, model, batch, each, options)
-    in_blocks = whole.num_bytes - _without(blocks, outputs, whole, model, batch, each, options)
+    in_layers = total.num_bytes - _activation_bytes_without(
+        divided_modules, outputs, total, model, batch, num_samples, options
+    )
+    in_blocks = total.num_bytes - _activation_bytes_without(blocks, outputs, total, model, batch, num_samples, options)
     in_stage = 1.0
     if stages is not None:
         in_stage = max(len(stages.range_of(stage)) for stage in range(shape.pp)) / len(stages.blocks)
     share = in_stage / shape.cp
     saved = in_layers * (1 - 1 / shape.tp)
-    rest = whole.num_bytes - in_blocks if shape.cp * shape.pp > 1 else 0
-    kept = rest + (whole.num_bytes - rest - saved) * share
+    rest = total.num_bytes - in_blocks if shape.cp * shape.pp > 1 else 0
+    kept = rest + (total.num_bytes - rest - saved) * share
     checkpointed = None
-    if any(weight.block for weight in held.model.weights):
-        checkpointed = measure_activations(model, batch, each, checkpoints=True, **options)
-    factor = kept / max(1, whole.num_bytes)
+    if any(weight.block for weight in mesh_sizes.model.weights):
+        checkpointed = measure_activations(model, batch, num_samples, checkpoints=True, **options)
+    factor = kept / max(1, total.num_bytes)
     return replace(
-        held,
-        activations=_times(whole, factor),
-        checkpointed=None if checkpointed is None else _times(checkpointed, factor),
-        messages=_messages(held, outputs, owners, blocks, experts, in_stage),
+        mesh_sizes,
+        activations=_scaled(total, factor),
+        checkpointed=None if checkpointed is None else _scaled(checkpointed, factor),
+        sent_bytes=_sent_bytes(mesh_sizes, outputs, divided_modules, blocks, experts, in_stage),
     )
 
 
-def _messages(
-    held: MeshSizes,
+def _sent_bytes(
+    mesh_sizes: MeshSizes,
     outputs: dict[str, Any],
-    owners: list[str],
+    divided_modules: list[str],
     blocks: list[str],
     experts: list[str],
     in_stage: float,
 ) -> int:
-    """Return about how many bytes of activations a rank sends in a step, and of gradients of common weights."""
-    shape, sent = held.shape, 0.0
+    """Estimate the bytes that a rank sends in a step: activations, and gradients of weights outside of the stages."""
+    shape, sent = mesh_sizes.shape, 0.0
     if shape.tp > 1:  # two sums, forward and backward
-        sent += 4 * sum(map(_bytes_of, map(outputs.get, owners))) * (1 - 1 / shape.tp) * in_stage / shape.cp
+        sent += (
+            4 * sum(map(_output_bytes, map(outputs.get, divided_modules))) * (1 - 1 / shape.tp) * in_stage / shape.cp
+        )
     if shape.cp > 1:  # queries, keys, values and results both ways; the output, and the gradient of the input
-        sent += sum(map(_bytes_of, map(outputs.get, blocks))) * (1 - 1 / shape.cp) * (8 / shape.cp + 2)
+        sent += sum(map(_output_bytes, map(outputs.get, blocks))) * (1 - 1 / shape.cp) * (8 / shape.cp + 2)
     if shape.pp > 1:  # to the next stage, and the gradient to the one before; the last stage sends the outputs
-        sent += _bytes_of(outputs.get(blocks[0])) * (2 if shape.pp > 2 else 1) + _bytes_of(outputs.get(""))
-        common = sum(w.num_values * w.itemsize for w in held.model.weights if w.is_trainable and w.block is None)
+        sent += _output_bytes(outputs.get(blocks[0])) * (2 if shape.pp > 2 else 1) + _output_bytes(outputs.get(""))
+        common = sum(
+            weight.num_values * weight.itemsize
+            for weight in mesh_sizes.model.weights
+            if weight.is_trainable and weight.block is None
+        )
         sent += 2 * common * (1 - 1 / shape.pp)
     if shape.ep > 1:  # tokens and results of each chosen expert, and their gradients
         recorded = [outputs[name] for name in experts if name in outputs]
-        sent += 4 * sum(_bytes_of(found) * found[2] for found in recorded) * (1 - 1 / shape.ep)
+        sent += 4 * sum(_output_bytes(found) * found[2] for found in recorded) * (1 - 1 / shape.ep)
     return math.ceil(sent)
 
 
-def _recorder(outputs: dict[str, Any], names: list[str]) -> Callable[[nn.Module], None]:
+def _record_outputs_of(outputs: dict[str, Any], names: list[str]) -> Callable[[nn.Module], None]:
     """Return a function that makes a model record, by name, the outputs of some of its modules as meta tensors."""
 
     def adapt(model: nn.Module) -> None:
         for name in names:
             model.get_submodule(name).register_forward_hook(
                 lambda _, args, kwargs, output, name=name: outputs.__setitem__(
-                    name, (_form(chain_input(args, kwargs)), map_tensors(_form, output), _num_chosen(args, kwargs))
+                    name,
+                    (
+                        _meta_copy(chain_input(args, kwargs)),
+                        map_tensors(_meta_copy, output),
+                        _experts_per_token(args, kwargs),
+                    ),
                 ),
                 with_kwargs=True,
             )
@@ -172,59 +195,59 @@ def _recorder(outputs: dict[str, Any], names: list[str]) -> Callable[[nn.Module]
     return adapt
 
 
-def _num_chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return how many experts compute each token, if these are the arguments of a module of experts."""
+def _experts_per_token(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how many experts compute num_samples token, if these are the arguments of a module of experts."""
     given = [*args, *kwargs.values()][1:2]
     return given[0].shape[-1] if given and isinstance(given[0], Tensor) and given[0].dim() else 0
 
 
-def _form(tensor: Tensor | None) -> Tensor | None:
+def _meta_copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _bytes_of(recorded: Any) -> int:
+def _output_bytes(recorded: Any) -> int:
     return sum(value.nbytes for value in find_tensors(recorded[1])) if recorded is not None else 0
 
 
-def _without(
+def _activation_bytes_without(
     names: list[str],
     outputs: dict[str, Any],
-    whole: Activations,
+    total: Activations,
     model: nn.Module,
     batch: Any,
-    each: int,
+    num_samples: int,
     options: dict[str, Any],
 ) -> int:
-    """Return the bytes of activations if modules that keep the shape of their input returned it."""
+    """Return the bytes of activations if the modules whose outputs have the shape of their inputs returned these."""
     skipped = [name for name in names if name in outputs and _keeps_shape(*outputs[name][:2])]
     if not skipped:
-        return whole.num_bytes
+        return total.num_bytes
 
     def adapt(copied: nn.Module) -> None:
         for name in skipped:
-            taken, output, _ = outputs[name]
-            copied.get_submodule(name).forward = _passing(taken, output)
+            inputs, output, _ = outputs[name]
+            copied.get_submodule(name).forward = _identity_forward(inputs, output)
 
-    return min(whole.num_bytes, measure_activations(model, batch, each, adapt=adapt, **options).num_bytes)
+    return min(total.num_bytes, measure_activations(model, batch, num_samples, adapt=adapt, **options).num_bytes)
 
 
-def _keeps_shape(taken: Tensor | None, output: Any) -> bool:
+def _keeps_shape(inputs: Tensor | None, output: Any) -> bool:
     first = next(find_tensors(output), None)
-    return taken is not None and first is not None and taken.shape == first.shape and taken.dtype == first.dtype
+    return inputs is not None and first is not None and inputs.shape == first.shape and inputs.dtype == first.dtype
 
 
-def _passing(taken: Tensor, output: Any) -> Callable[..., Any]:
+def _identity_forward(inputs: Tensor, output: Any) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         given: Any = chain_input(args, kwargs)
         return map_tensors(
-            lambda form: given.view_as(given) if form.shape == taken.shape else torch.empty(form.shape, device="cpu"),
+            lambda form: given.view_as(given) if form.shape == inputs.shape else torch.empty(form.shape, device="cpu"),
             output,
         )
 
     return forward
 
 
-def _times(activations: Activations, factor: float) -> Activations:
+def _scaled(activations: Activations, factor: float) -> Activations:
     cast = activations.cast_bytes
     return Activations(
         math.ceil(activations.num_bytes * factor),

@@ -8,7 +8,7 @@ from accel_nb.forecast.layouts import FULLY_SHARDED, REPLICATED, Layout
 from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
 from accel_nb.forecast.sizes import ModelSizes
 
-NAMES = ("pp", "cp", "tp", "ep")
+DIMENSIONS = ("pp", "cp", "tp", "ep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class MeshShape:
     @property
     def degrees(self) -> dict[str, int]:
         """The dimensions with several ranks."""
-        return {name: degree for name in NAMES if (degree := getattr(self, name)) > 1}
+        return {name: degree for name in DIMENSIONS if (degree := getattr(self, name)) > 1}
 
     def describe(self) -> str:
         """Return the dimensions as text, as in "pp 2 x tp 2"."""
@@ -45,24 +45,24 @@ def simple_shapes(world: int) -> tuple[MeshShape, ...]:
     They are compared with data parallel training.
     """
     smallest = next((number for number in range(2, world + 1) if world % number == 0), 0)
-    return tuple(MeshShape(**{name: smallest}) for name in reversed(NAMES)) if smallest else ()
+    return tuple(MeshShape(**{name: smallest}) for name in reversed(DIMENSIONS)) if smallest else ()
 
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
     """The sizes of the shard of a model on one rank of a mesh (the largest one), before FSDP shards it further.
 
-    ``whole`` are the sizes with undivided experts, needed where FSDP shards the experts too.
-    ``activations`` are those of the samples of one rank. ``messages`` are the bytes that the rank sends in a
-    step beside those about gradients and weights. ``refusal`` is why the model cannot be trained so.
+    ``undivided`` are the sizes with undivided experts, needed where FSDP shards the experts too.
+    ``activations`` are those of the samples of one rank. ``sent_bytes`` are the bytes that the rank sends in a
+    step in addition to gradients and weights. ``refusal`` is why the model cannot be trained in this mesh.
     """
 
     shape: MeshShape
     model: ModelSizes
-    whole: ModelSizes
+    undivided: ModelSizes
     activations: Activations | None = None
     checkpointed: Activations | None = None
-    messages: int = 0
+    sent_bytes: int = 0
     refusal: str | None = None
 
 
@@ -79,13 +79,15 @@ def mesh_layouts(shape: MeshShape, world: int) -> list[Layout]:
     return found
 
 
-def estimate_mesh(sizes: MeshSizes, layout: Layout, world: int, kept: Activations | None, is_half: bool) -> MemoryUsage:
+def estimate_mesh(
+    sizes: MeshSizes, layout: Layout, world: int, activations: Activations | None, is_half: bool
+) -> MemoryUsage:
     """Return the memory of a rank of ``world`` in a mesh.
 
     Context-parallel ranks replicate or shard parameters as data-parallel ranks do, so only pp and tp reduce the number
     of ranks that share them.
     """
     ranks = world // (sizes.shape.pp * sizes.shape.tp)
-    model = sizes.whole if layout.divides_parameters and sizes.shape.ep > 1 else sizes.model
-    usage = estimate(model, layout, ranks, is_half=is_half, activations=kept or Activations(0))
-    return replace(usage, messages=usage.messages + sizes.messages)
+    model = sizes.undivided if layout.shards_parameters and sizes.shape.ep > 1 else sizes.model
+    usage = estimate(model, layout, ranks, is_half=is_half, activations=activations or Activations(0))
+    return replace(usage, sent_bytes=usage.sent_bytes + sizes.sent_bytes)

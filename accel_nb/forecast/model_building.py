@@ -25,7 +25,7 @@ from accel_nb.forecast.sizes import ModelSizes, with_optimizer
 from accel_nb.runtime.rng import fork_rng
 
 MAX_CONFIG_BYTES = 1 << 20
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def model_from_path(path: str, folder: Path) -> nn.Module:
@@ -106,7 +106,7 @@ def make_batch(inputs: Sequence[InputSpec], label: InputSpec | None) -> Any:
 
 
 def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
-    """Return a batch of one sample and the loader's own batch size; its order and random state are unchanged.
+    """Return a batch of one sample, and the loader's batch size; the loader's order and random state do not change.
 
     Raises `ConfigError` if the data yield no sample.
     """
@@ -136,27 +136,29 @@ def forecast_model(
     loss: Loss | None = None,
     itemsize: int | None = None,
 ) -> Forecast:
-    """Return a module's forecast; with a ``batch`` its activations are traced, for ``setting.share`` samples.
+    """Return a module's forecast; with a ``batch`` its activations are traced.
 
-    ``optimizer`` is a name, one optimizer or several. ``itemsize`` replaces that of the weights. The forecast's notes
-    list parts that cannot be traced.
+    They are those of ``setting.samples_per_rank`` samples. ``optimizer`` is a name, one optimizer or several.
+    ``itemsize`` replaces that of the weights. The forecast's notes list parts that cannot be traced.
     """
     notes: list[str] = []
     meshes: list[MeshSizes] = []
-    found = _sizes(model, optimizer, itemsize, notes, on_gpu=not setting.is_host)
+    found = _sizes(model, optimizer, itemsize, notes, on_gpu=not setting.uses_host_memory)
     plain = checkpointed = None
-    half = _HALVES.get(setting.precision)
-    for shape in [setting.mesh] if setting.mesh.size > 1 else setting.compared:
+    half = _HALF_DTYPES.get(setting.precision)
+    for shape in [setting.mesh] if setting.mesh.size > 1 else setting.compared_meshes:
         held = measure_mesh(model, found, shape, setting, batch, loss=loss, half=half)
         if held.refusal is None or shape == setting.mesh:
             meshes.append(held)
     if setting.mesh.size > 1:
         return forecast(found, setting, meshes[0].activations, None, notes, meshes)
-    if batch is None or not setting.share:
+    if batch is None or not setting.samples_per_rank:
         notes.append("activations are not counted: no batch is known")
     else:
         try:
-            plain = measure_activations(model, batch, setting.share, loss=loss, half=half, on_gpu=not setting.is_host)
+            plain = measure_activations(
+                model, batch, setting.samples_per_rank, loss=loss, half=half, on_gpu=not setting.uses_host_memory
+            )
             if any(weight.block for weight in found.weights):
                 checkpointed = _measure_checkpointed(model, batch, setting, loss, half, notes)
         except MisuseError as error:
@@ -190,7 +192,13 @@ def _measure_checkpointed(
 ) -> Activations | None:
     try:
         return measure_activations(
-            model, batch, setting.share, loss=loss, half=half, checkpoints=True, on_gpu=not setting.is_host
+            model,
+            batch,
+            setting.samples_per_rank,
+            loss=loss,
+            half=half,
+            checkpoints=True,
+            on_gpu=not setting.uses_host_memory,
         )
     except MisuseError as error:
         notes.append(f"activation checkpointing is not counted: {error}")

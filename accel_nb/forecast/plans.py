@@ -11,31 +11,32 @@ from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
 from accel_nb.forecast.meshes import NO_MESH, MeshShape, MeshSizes, estimate_mesh, mesh_layouts
 from accel_nb.forecast.sizes import ModelSizes
 
-ROOM_SHARE = 0.9
-"""Share of a device's memory to plan with; the rest is for the driver's context, libraries and fragmentation."""
+USABLE_FRACTION = 0.9
+"""Fraction of a device's memory to plan with; the rest is for the driver's context, libraries and fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """The conditions of a run. Sizes in bytes; ``room`` is the memory of one device, ``host_room`` of the machine.
+    """The conditions of a run; ``device_bytes`` is the memory of one device, ``host_bytes`` that of the machine.
 
-    ``batch_size`` is the number of samples in a loader's batch and ``share`` that of a rank; 0 if no batch is known.
+    ``batch_size`` is the number of samples in a loader's batch, and ``samples_per_rank`` that of a rank; 0 if no batch
+    is known.
     """
 
     world: int
     devices: str
-    room: int
-    host_room: int
+    device_bytes: int
+    host_bytes: int
     precision: str = "no"
     batch_size: int = 0
-    share: int = 0
-    is_host: bool = False
+    samples_per_rank: int = 0
+    uses_host_memory: bool = False
     """Whether the devices use the host's memory: then offloading has no use."""
-    copy_ranks: int | None = None
+    ranks_per_replica: int | None = None
     """How many ranks share one copy of the model under FSDP2 (``fsdp.hybrid_shard_size``); None: all."""
     mesh: MeshShape = NO_MESH
     """The mesh of the run's options: if it has several ranks in a dimension, only plans with it are made."""
-    compared: tuple[MeshShape, ...] = ()
+    compared_meshes: tuple[MeshShape, ...] = ()
     """Other meshes to make plans for."""
 
     @property
@@ -46,10 +47,10 @@ class RunSetting:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One layout with or without activation checkpointing, and its memory on each rank."""
+    """A layout with or without activation checkpointing, and its memory on each rank."""
 
     layout: Layout
-    checkpoints: bool
+    is_checkpointed: bool
     usage: MemoryUsage
     refusal: str | None = None
     """Why its strategy cannot train these models; None if it can or was not checked."""
@@ -57,21 +58,21 @@ class Plan:
     @property
     def name(self) -> str:
         """The layout's name, and whether activations are recomputed."""
-        return self.layout.name + (" + activation checkpointing" if self.checkpoints else "")
+        return self.layout.name + (" + activation checkpointing" if self.is_checkpointed else "")
 
     @property
     def options(self) -> dict[str, str | int | bool]:
         """The options that choose this plan, by their names in the schema."""
-        return {**self.layout.options, **(CHECKPOINTING if self.checkpoints else {})}
+        return {**self.layout.options, **(CHECKPOINTING if self.is_checkpointed else {})}
 
     @property
     def is_supported(self) -> bool:
         """Whether this version supports these options."""
-        return self.layout.is_supported and (not self.checkpoints or has_checkpointing())
+        return self.layout.is_supported and (not self.is_checkpointed or has_checkpointing())
 
     def missing_bytes(self, setting: RunSetting) -> int:
         """Return the bytes that one device lacks, or each rank's share of the host's; 0 if all fits."""
-        return max(0, self.usage.total - setting.room, self.usage.host - setting.host_room // setting.world)
+        return max(0, self.usage.total - setting.device_bytes, self.usage.host - setting.host_bytes // setting.world)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Forecast:
     @property
     def best(self) -> Plan | None:
         """The cheapest plan that fits, None if none does."""
-        return choose(self.plans, self.setting)
+        return choose_plan(self.plans, self.setting)
 
 
 def has_checkpointing() -> bool:
@@ -114,46 +115,48 @@ def forecast(
         else [
             Plan(
                 layout,
-                checkpoints,
+                is_checkpointed,
                 estimate(
                     model,
                     layout,
                     setting.world,
                     is_half=setting.is_half,
-                    activations=kept or Activations(0),
-                    copy_ranks=setting.copy_ranks,
+                    activations=saved or Activations(0),
+                    ranks_per_replica=setting.ranks_per_replica,
                 ),
             )
             for layout in LAYOUTS
-            if layout.fits_world(setting.world) and not (layout.offloads and setting.is_host)
-            for checkpoints, kept in ((False, activations), (True, checkpointed))
-            if not checkpoints or kept is not None
+            if layout.supports_world(setting.world) and not (layout.offloads and setting.uses_host_memory)
+            for is_checkpointed, saved in ((False, activations), (True, checkpointed))
+            if not is_checkpointed or saved is not None
         ]
     )
     plans += [
-        Plan(layout, checkpoints, estimate_mesh(sizes, layout, setting.world, kept, setting.is_half), sizes.refusal)
+        Plan(
+            layout, is_checkpointed, estimate_mesh(sizes, layout, setting.world, saved, setting.is_half), sizes.refusal
+        )
         for sizes in meshes
         for layout in mesh_layouts(sizes.shape, setting.world)
-        for checkpoints, kept in ((False, sizes.activations), (True, sizes.checkpointed))
-        if not checkpoints or kept is not None
+        for is_checkpointed, saved in ((False, sizes.activations), (True, sizes.checkpointed))
+        if not is_checkpointed or saved is not None
     ]
     plans.sort(key=_cost)
     return Forecast(model, setting, tuple(plans), activations is not None, tuple(notes))
 
 
 def _cost(plan: Plan) -> tuple[bool, bool, bool, int]:
-    """Return a sort key by time: offloading costs most, then a mesh, then a second forward pass, then messages."""
+    """Return a sort key by time: offloading costs most, then a mesh, then a second forward pass, then communication."""
     known = plan.layout in LAYOUTS
-    order = LAYOUTS.index(plan.layout) if known else plan.usage.messages
-    return plan.layout.offloads, not known, plan.checkpoints, order
+    order = LAYOUTS.index(plan.layout) if known else plan.usage.sent_bytes
+    return plan.layout.offloads, not known, plan.is_checkpointed, order
 
 
-def choose(plans: Sequence[Plan], setting: RunSetting) -> Plan | None:
+def choose_plan(plans: Sequence[Plan], setting: RunSetting) -> Plan | None:
     """Return the cheapest plan that fits, is supported and is not refused; None if there is none."""
-    return min((plan for plan in fitting(plans, setting) if plan.refusal is None), key=_cost, default=None)
+    return min((plan for plan in fitting_plans(plans, setting) if plan.refusal is None), key=_cost, default=None)
 
 
-def fitting(plans: Sequence[Plan], setting: RunSetting) -> list[Plan]:
+def fitting_plans(plans: Sequence[Plan], setting: RunSetting) -> list[Plan]:
     """Return the plans that this version supports and that fit, including those that their strategies refuse."""
     return [plan for plan in plans if plan.is_supported and plan.missing_bytes(setting) == 0]
 
@@ -161,21 +164,25 @@ def fitting(plans: Sequence[Plan], setting: RunSetting) -> list[Plan]:
 def refused_cheaper_plan(found: Forecast) -> Plan | None:
     """Return the cheapest plan that fits and is refused, if it is cheaper than the best; None if there is none."""
     best = found.best
-    refused = (plan for plan in fitting(found.plans, found.setting) if plan.refusal is not None)
+    refused = (plan for plan in fitting_plans(found.plans, found.setting) if plan.refusal is not None)
     first = min(refused, key=_cost, default=None)
     return None if first is None or (best is not None and _cost(best) < _cost(first)) else first
 
 
-def smallest(plans: Sequence[Plan], setting: RunSetting) -> Plan:
+def smallest_plan(plans: Sequence[Plan], setting: RunSetting) -> Plan:
     """Return the plan that lacks least memory, of those that are supported and not refused, if there are any."""
     supported = [plan for plan in plans if plan.is_supported and plan.refusal is None]
     return min(supported or plans, key=lambda plan: (plan.missing_bytes(setting), plan.usage.total))
 
 
-def largest_share(plan: Plan, setting: RunSetting) -> int:
+def max_samples_per_rank(plan: Plan, setting: RunSetting) -> int:
     """Return how many samples fit on a rank if activations grow in proportion; 0 if the weights alone do not fit."""
     usage = plan.usage
-    remaining = setting.room - (usage.total - max(usage.activations + usage.exchange, usage.step)) - usage.exchange
-    if remaining <= 0 or usage.activations == 0 or usage.host > setting.host_room // setting.world:
+    remaining = (
+        setting.device_bytes
+        - (usage.total - max(usage.activations + usage.communication_buffers, usage.step))
+        - usage.communication_buffers
+    )
+    if remaining <= 0 or usage.activations == 0 or usage.host > setting.host_bytes // setting.world:
         return 0
-    return setting.share * remaining // usage.activations
+    return setting.samples_per_rank * remaining // usage.activations

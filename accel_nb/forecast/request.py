@@ -15,7 +15,7 @@ from accel_nb.config.conflicts import world_problems
 from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.meshes import MeshShape, simple_shapes
-from accel_nb.forecast.plans import ROOM_SHARE, RunSetting
+from accel_nb.forecast.plans import USABLE_FRACTION, RunSetting
 from accel_nb.runtime.process.hardware import Machine
 
 MAX_BATCH = 1_000_000_000
@@ -59,7 +59,7 @@ class ForecastRequest:
     label: InputSpec | None = None
     itemsize: int | None = None
     memory: int | None = None
-    form: Literal["text", "markdown", "json"] = "text"
+    output_format: Literal["text", "markdown", "json"] = "text"
 
     def config(self, variables: Mapping[str, str]) -> Config:
         """Return the run's options; ``variables`` are those of the environment. Raises `ConfigError`."""
@@ -115,7 +115,7 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Fo
         label=None if label is None else _parse_input(label),
         itemsize=None if getattr(options, "dtype", None) is None else _ITEMSIZES[options.dtype],
         memory=None if options.memory is None else read_bytes(options.memory, "--memory", least=1),
-        form="json" if options.json else "markdown" if options.markdown else "text",
+        output_format="json" if options.json else "markdown" if options.markdown else "text",
     )
 
 
@@ -142,9 +142,9 @@ def _parser(command: str, in_notebook: bool) -> _Parser:
     parser.add_argument("--optimizer", metavar="NAME", help="default: adamw, or the notebook's own")
     parser.add_argument("--batch-size", metavar="N", help="how many samples the loader yields")
     parser.add_argument("--memory", metavar="SIZE", help="memory of one device, as 80GiB, to plan for another machine")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true")
-    form.add_argument("--markdown", action="store_true")
+    output_format = parser.add_mutually_exclusive_group()
+    output_format.add_argument("--json", action="store_true")
+    output_format.add_argument("--markdown", action="store_true")
     return parser
 
 
@@ -169,24 +169,24 @@ def find_setting(
         smallest = min(gpus, key=lambda gpu: gpu.free_bytes)
         free, name = smallest.free_bytes, f"{world} x {smallest.name}"
     is_shared = config.batch != "per-worker"
-    copy_ranks = config.fsdp.hybrid_shard_size
-    if copy_ranks is not None and world % copy_ranks:
-        raise ConfigError(f"fsdp.hybrid_shard_size is {copy_ranks}, which does not divide the {world} workers")
+    ranks_per_replica = config.fsdp.hybrid_shard_size
+    if ranks_per_replica is not None and world % ranks_per_replica:
+        raise ConfigError(f"fsdp.hybrid_shard_size is {ranks_per_replica}, which does not divide the {world} workers")
     mesh = MeshShape(config.mesh.pp, config.mesh.cp, config.mesh.tp, config.mesh.ep)
     for problem in world_problems(config, world).values() if mesh.degrees else ():
         raise ConfigError(f"mesh {mesh.describe()}: {problem}")
     return RunSetting(
         world=world,
         devices=name,
-        room=int(free * ROOM_SHARE),
-        host_room=int(machine.free_bytes * ROOM_SHARE),
+        device_bytes=int(free * USABLE_FRACTION),
+        host_bytes=int(machine.free_bytes * USABLE_FRACTION),
         precision="bf16" if config.precision == "auto" else config.precision,
         batch_size=batch_size,
-        share=-(-batch_size * mesh.size // world) if is_shared else batch_size,
-        is_host=is_host,
-        copy_ranks=copy_ranks,
+        samples_per_rank=-(-batch_size * mesh.size // world) if is_shared else batch_size,
+        uses_host_memory=is_host,
+        ranks_per_replica=ranks_per_replica,
         mesh=mesh,
-        compared=simple_shapes(world) if mesh.size == 1 else (),
+        compared_meshes=simple_shapes(world) if mesh.size == 1 else (),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from accel_nb.config import Layer
 from accel_nb.config.accelerate_import import import_file
 
-_OF_MACHINES = ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend")
+_MACHINE_FIELDS = ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,13 @@ class ImportedFile:
 
 
 def read_accelerate_file(path: str) -> ImportedFile:
-    """Return the contents of a file that accelerate wrote; raise ConfigError if it cannot be read, or is another."""
+    """Return the contents of a file that accelerate wrote; raise ConfigError for an unreadable or other file."""
     document, report = import_file(path)
     flags = _machine_flags(document)
     notes = tuple(
-        f"{name} in {path} is not used: {reason}" for name, reason in report.left.items() if name not in _OF_MACHINES
+        f"{name} in {path} is not used: {reason}"
+        for name, reason in report.not_imported.items()
+        if name not in _MACHINE_FIELDS
     )
     return ImportedFile(Layer("file", report.options, path), flags, notes)
 

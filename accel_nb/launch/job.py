@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-_OF_LAUNCHER = ("timeout", "show_ranks", "notify.url", "notify.command", "notify.after")
+_LAUNCHER_OPTIONS = ("timeout", "show_ranks", "notify.url", "notify.command", "notify.after")
 """The options that the process that starts the ranks applies."""
 
 
@@ -64,25 +64,25 @@ class LaunchJob:
                 f"engine.kind {config.engine.kind} from {resolved.origins['engine.kind']}: engines run the cells of a "
                 "live notebook; for a job on several machines, give --nnodes, or start it under Slurm"
             )
-        place = (
+        position = (
             None
             if _is_submitted_later(request)
             else find_scheduler_position(variables or all_variables(), os.getppid())
         )
-        if request.target.kind == "notebook" and place is not None:
+        if request.target.kind == "notebook" and position is not None:
             raise ConfigError(
-                f"{place.scheduler} has started {place.size} processes, and a notebook needs one, which starts "
+                f"{position.scheduler} has started {position.size} processes, and a notebook needs one, which starts "
                 "workers itself; start one, or convert it to a script with accel-nb export"
             )
         if request.target.kind == "notebook" and config.ranks is not None:
             resolved.check_ranks(max(config.ranks) + 1)
-        specs = () if _is_submitted_later(request) else _assign_workers(request, resolved, place)
+        specs = () if _is_submitted_later(request) else _assign_workers(request, resolved, position)
         machines = request.machines
-        if place is not None:
-            _check_machines(place, machines)
-        if place is not None and place.is_machine:
-            machines = _find_machines(place, request)
-        return cls(request, resolved, specs, machines, place)
+        if position is not None:
+            _check_machines(position, machines)
+        if position is not None and position.is_machine:
+            machines = _find_machines(position, request)
+        return cls(request, resolved, specs, machines, position)
 
     @property
     def name(self) -> str:
@@ -105,10 +105,10 @@ class LaunchJob:
                 if origin.layer == "environment"
             ]
         if self.scheduler is not None and self.scheduler.is_rank:
-            unused = [f"{name} from {self.resolved.origins[name]}" for name in _OF_LAUNCHER if name in given]
+            unused = [f"{name} from {self.resolved.origins[name]}" for name in _LAUNCHER_OPTIONS if name in given]
             unused += ["--max-restarts"] if self.request.max_restarts else []
             lines += [f"{name} has no effect: {self.scheduler.scheduler} starts and ends the ranks" for name in unused]
-        elif not self.machines.is_one and "show_ranks" in given:
+        elif not self.machines.is_single_machine and "show_ranks" in given:
             lines.append(f"show_ranks from {self.resolved.origins['show_ranks']} has no effect: all ranks are shown")
         if self.request.target.kind != "notebook":
             lines += [
@@ -146,7 +146,7 @@ class LaunchJob:
             lines.append(
                 f"rank {self.scheduler.rank} of {self.scheduler.size}, which {self.scheduler.scheduler} has started"
             )
-        elif not self.machines.is_one:
+        elif not self.machines.is_single_machine:
             where = self.machines
             lines.append(f"{where.nnodes} machines, rendezvous at {where.endpoint} ({where.backend}); on this one:")
         if self.specs:
@@ -198,7 +198,7 @@ class LaunchJob:
 
     def batch(self) -> BatchFile:
         """Return the batch file for Slurm."""
-        config, request = self._for_scheduler(), self.request
+        config, request = self._schedulable_config(), self.request
         return make_batch(
             self.name, self._launch_words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
             options=request.sbatch,
@@ -206,13 +206,13 @@ class LaunchJob:
 
     def manifest(self) -> str:
         """Return the Kubeflow manifest."""
-        config, request = self._for_scheduler(), self.request
+        config, request = self._schedulable_config(), self.request
         return train_job(
             self.name, self._launch_words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
             image=request.image,
         )  # fmt: skip
 
-    def _for_scheduler(self) -> Config:
+    def _schedulable_config(self) -> Config:
         """Return the options; raise `ConfigError` for workers that these schedulers cannot provide."""
         if self.resolved.config.tpus is not None:
             raise ConfigError(
@@ -226,7 +226,7 @@ class LaunchJob:
         imported = self.request.imported
         flags, resolved = self.request.flags, self.resolved
         values = {name: value for name, value in flags.values.items() if name != "dry_run"}
-        if imported is not None:  # the file is not read again: its machines are those of this launch
+        if imported is not None:  # the file is not read again: this launch has read its machines
             of_file = {
                 name: resolved.given[name]
                 for name in imported.layer.values
@@ -253,7 +253,7 @@ class LaunchJob:
 
     def _run_task(self, task: RankTask) -> JobResult:
         config, args = self.resolved.config, self.request.target.args
-        if not self.machines.is_one:
+        if not self.machines.is_single_machine:
             is_host = None if self.scheduler is None else self.scheduler.rank == 0
             command = agent_command(
                 self.machines, len(self.specs), self.request.max_restarts, task, args, is_host=is_host
@@ -267,7 +267,7 @@ class LaunchJob:
             args,
             self.specs[:1] if is_notebook else self.specs,
             shown_ranks=frozenset(shown),
-            finishes=is_notebook,
+            is_slow_to_finish=is_notebook,
             timeout_s=None if is_notebook else config.timeout,  # the timeout applies to each of its cells
             max_restarts=self.request.max_restarts,
             variables=self._overrides(),
@@ -278,21 +278,21 @@ class LaunchJob:
         """Return environment variables for the ranks: no GPU is visible to ranks that train on the CPU."""
         if self.request.target.kind == "notebook" or self.specs[0].device != "cpu":
             return {}
-        is_single = len(self.specs) == 1 and self.machines.is_one and self.scheduler is None
+        is_single = len(self.specs) == 1 and self.machines.is_single_machine and self.scheduler is None
         return {"CUDA_VISIBLE_DEVICES": "", **({} if is_single else CPU_RANK)}
 
-    def _become_rank(self, place: SchedulerPosition) -> None:
-        address, port = place.address, place.port
+    def _become_rank(self, position: SchedulerPosition) -> None:
+        address, port = position.address, position.port
         if self.request.machines.endpoint is not None:
             host, _, text = self.request.machines.endpoint.rpartition(":")
             address, port = host.strip("[]"), int(text)
         if address is None:
             raise ConfigError(
-                f"{place.scheduler} provides no address of rank 0; set MASTER_ADDR to its machine, in every process"
+                f"{position.scheduler} provides no address of rank 0; set MASTER_ADDR to its machine, in every process"
             )
-        world = World(place.rank, place.size, place.local_rank, place.local_size)
+        world = World(position.rank, position.size, position.local_rank, position.local_size)
         variables = {"OMP_NUM_THREADS": str(self.specs[0].num_threads), **all_variables(), **self._overrides()}
-        variables |= rank_variables(world, address=address, port=port, machine=place.machine)
+        variables |= rank_variables(world, address=address, port=port, machine=position.machine)
         if address == "127.0.0.1":
             variables["GLOO_SOCKET_IFNAME"] = find_loopback()
         os.execve(sys.executable, self.task().command(sys.executable, self.request.target.args), variables)
@@ -303,44 +303,49 @@ def _is_submitted_later(request: LaunchRequest) -> bool:
 
 
 def _assign_workers(
-    request: LaunchRequest, resolved: Resolved, place: SchedulerPosition | None
+    request: LaunchRequest, resolved: Resolved, position: SchedulerPosition | None
 ) -> tuple[WorkerSpec, ...]:
     """Return this machine's workers; raise ConfigError if a scheduler has started another number of them."""
     config = resolved.config
     specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
-    if place is None and request.machines.is_one:
+    if position is None and request.machines.is_single_machine:
         resolved.check_world(len(specs))
-    if place is None or not place.is_rank:
+    if position is None or not position.is_rank:
         return specs
     count = config.cpus if config.gpus is None else config.gpus
-    if isinstance(count, int) and count != place.local_size:
+    if isinstance(count, int) and count != position.local_size:
         option = "cpus" if config.gpus is None else "gpus"
         raise ConfigError(
-            f"{option} {count} from {resolved.origins[option]}: {place.scheduler} has started {place.local_size} ranks "
-            f"on this machine; give {place.local_size} or remove it, or start one process on each machine"
+            f"{option} {count} from {resolved.origins[option]}: {position.scheduler} has started "
+            f"{position.local_size} ranks on this machine; give {position.local_size} or remove it, or start one "
+            "process on each machine"
         )
-    threads = max(1, sum(spec.num_threads for spec in specs) // place.local_size)
+    threads = max(1, sum(spec.num_threads for spec in specs) // position.local_size)
     return (WorkerSpec(specs[0].device, threads),)
 
 
-def _find_machines(place: SchedulerPosition, request: LaunchRequest) -> Machines:
+def _find_machines(position: SchedulerPosition, request: LaunchRequest) -> Machines:
     """Return the machines of a scheduler with their endpoint."""
-    endpoint = request.machines.endpoint or (None if place.address is None else f"{place.address}:{place.port}")
+    endpoint = request.machines.endpoint or (
+        None if position.address is None else f"{position.address}:{position.port}"
+    )
     if endpoint is None:
-        raise ConfigError(f"{place.scheduler} provides no address for its machines; give --nnodes and --rdzv-endpoint")
-    return Machines(str(place.size), place.rank, request.machines.backend, endpoint, request.machines.id)
-
-
-def _check_machines(place: SchedulerPosition, given: Machines) -> None:
-    """Raise `ConfigError` if flags name other machines than those on which a scheduler has started processes."""
-    low, _, high = given.nnodes.partition(":")
-    if not given.is_one and not int(low) <= place.num_machines <= int(high or low):
         raise ConfigError(
-            f"--nnodes {given.nnodes}: {place.scheduler} has started processes on {place.num_machines} machines; give "
-            f"{place.num_machines}, or remove it"
+            f"{position.scheduler} provides no address for its machines; give --nnodes and --rdzv-endpoint"
         )
-    if given.node_rank not in (None, place.machine):
+    return Machines(str(position.size), position.rank, request.machines.backend, endpoint, request.machines.id)
+
+
+def _check_machines(position: SchedulerPosition, given: Machines) -> None:
+    """Raise `ConfigError` if the flags contradict the machines on which a scheduler has started processes."""
+    low, _, high = given.nnodes.partition(":")
+    if not given.is_single_machine and not int(low) <= position.num_machines <= int(high or low):
         raise ConfigError(
-            f"--node-rank {given.node_rank}: this is machine {place.machine} of those on which {place.scheduler} has "
-            "started processes; remove it"
+            f"--nnodes {given.nnodes}: {position.scheduler} has started processes on {position.num_machines} machines; "
+            f"give {position.num_machines}, or remove it"
+        )
+    if given.node_rank not in (None, position.machine):
+        raise ConfigError(
+            f"--node-rank {given.node_rank}: this is machine {position.machine} of those on which "
+            f"{position.scheduler} has started processes; remove it"
         )

@@ -50,7 +50,7 @@ class RankProcess:
     process: subprocess.Popen[bytes]
     pidfd: int
     report_file: int
-    position_file: int
+    location_file: int
     log: int | None
     code: int | None = None
     ended: float = 0.0
@@ -58,7 +58,7 @@ class RankProcess:
 
     def close(self) -> None:
         """Close the descriptors of the rank."""
-        for descriptor in (self.pidfd, self.report_file, self.position_file, *([] if self.log is None else [self.log])):
+        for descriptor in (self.pidfd, self.report_file, self.location_file, *([] if self.log is None else [self.log])):
             os.close(descriptor)
 
     def failure_report(self) -> dict[str, Any] | None:
@@ -96,13 +96,13 @@ class JobResult:
 
 @dataclass(slots=True)
 class LocalJob:
-    """A task on ranks of this machine. ``finishes``: it may take long to stop, as a notebook that saves."""
+    """A task on ranks of this machine. ``is_slow_to_finish``: it may run on after SIGTERM, to save a notebook."""
 
     task: RankTask
     args: Sequence[str]
     specs: Sequence[WorkerSpec]
     shown_ranks: frozenset[int] = frozenset({0})
-    finishes: bool = False
+    is_slow_to_finish: bool = False
     timeout_s: float | None = None
     max_restarts: int = 0
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
@@ -129,8 +129,8 @@ class LocalJob:
             port = _free_port()
             for number in range(len(self.specs)):
                 ranks.append(self._start_rank(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
-            stopper = JobStopper(ranks, finishes=self.finishes)
-            comparer = StallComparer({rank.number: rank.position_file for rank in ranks}, self.report)
+            stopper = JobStopper(ranks, is_slow_to_finish=self.is_slow_to_finish)
+            comparer = StallComparer({rank.number: rank.location_file for rank in ranks}, self.report)
             while running := {rank.number for rank in ranks if rank.code is None}:
                 _wait_for_ends(ranks)
                 comparer.update(running)
@@ -153,7 +153,7 @@ class LocalJob:
             log = None if number in self.shown_ranks else self._open_log(number)
             if log is not None:
                 on_failure.callback(os.close, log)
-            task = replace(self.task, report_file=report, position_file=place, parent=os.getpid())
+            task = replace(self.task, report_file=report, location_file=place, parent=os.getpid())
             process = subprocess.Popen(
                 task.command(sys.executable, self.args),
                 env={**self._variables_of(number, attempt, store, port), **self.variables},
@@ -201,7 +201,7 @@ class JobStopper:
     """Decides when ranks that still run are sent SIGTERM to finish, SIGINT, or SIGKILL."""
 
     ranks: Sequence[RankProcess]
-    finishes: bool
+    is_slow_to_finish: bool
     clock: Callable[[], float] = time.monotonic
     send: Callable[[RankProcess, int], None] = lambda rank, number: _signal(rank, number)
     will_finish: Callable[[RankProcess], bool] = RankProcess.will_finish
@@ -238,7 +238,7 @@ class JobStopper:
         return any(rank.code is None and self.is_handling(rank) for rank in self.ranks)
 
     def _deadline(self) -> float:
-        if self._stage > 1 or not (self.finishes or any(map(self.will_finish, self.ranks))):
+        if self._stage > 1 or not (self.is_slow_to_finish or any(map(self.will_finish, self.ranks))):
             return self._since + GRACE_S
         until = self._since + FINISH_TIMEOUT_S
         # Ranks finish together: if one has ended alone, the others wait for it until they are stopped.

@@ -20,7 +20,7 @@ from traitlets.config import Config
 from accel_nb.launch.target import read_bytes, read_notebook
 from accel_nb.notebook.magics import unload_ipython_extension
 
-Put = Callable[[dict[str, Any]], Any]
+StoreOutput = Callable[[dict[str, Any]], Any]
 """Stores one output of the running cell, in the notebook format, and returns it as stored."""
 
 _MAY_RAISE = "raises-exception"
@@ -69,7 +69,7 @@ class _Publisher(DisplayPublisher):
     """Prints displays as text and stores them in all MIME types; an update replaces the stored display."""
 
     put: Any = AnyTrait()
-    places: Any = AnyTrait()
+    outputs_by_id: Any = AnyTrait()
 
     def publish(
         self,
@@ -82,14 +82,14 @@ class _Publisher(DisplayPublisher):
         **_: Any,
     ) -> None:
         """Show one display."""
-        displayed = self.places.get((transient or {}).get("display_id"))
+        displayed = self.outputs_by_id.get((transient or {}).get("display_id"))
         output = {"output_type": "display_data", "data": _json_ready(data), "metadata": metadata or {}}
         if update and displayed is not None:
             displayed.update(output)
         else:
             stored = self.put(output)
             if transient and transient.get("display_id"):
-                self.places[transient["display_id"]] = stored
+                self.outputs_by_id[transient["display_id"]] = stored
         if text := data.get("text/plain"):
             _show(text)
 
@@ -97,7 +97,7 @@ class _Publisher(DisplayPublisher):
         """Do nothing: printed output cannot be cleared."""
 
 
-class _Hook(DisplayHook):
+class _DisplayHook(DisplayHook):
     """Shows the value of a cell's last expression."""
 
     put: Any = AnyTrait()
@@ -122,7 +122,7 @@ class _Hook(DisplayHook):
 
 class _Shell(InteractiveShell):
     display_pub_class = Type(_Publisher)
-    displayhook_class = Type(_Hook)
+    displayhook_class = Type(_DisplayHook)
     put: Any = AnyTrait()
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
@@ -137,7 +137,7 @@ class _Shell(InteractiveShell):
 class _Tee:
     """A stream that forwards text, and stores it as output of the cell that runs.
 
-    One for all cells: what holds it, such as the handler of a logger, writes to it in later cells.
+    One for all cells: an object that refers to it, such as a logging handler, writes to it in later cells.
     """
 
     def __init__(self, stream: TextIO, name: str, shell: _Shell) -> None:
@@ -172,7 +172,7 @@ def _make_shell() -> _Shell:
     config.InteractiveShell.colors = "neutral"
     shell = _Shell.instance(config=config, user_module=main, user_ns=main.__dict__)
     display_pub: Any = shell.display_pub
-    display_pub.places = {}  # of all cells: one may update the display of an earlier one
+    display_pub.outputs_by_id = {}  # of all cells: one may update the display of an earlier one
     return shell
 
 

@@ -47,8 +47,8 @@ class RankProgram:
     def run(self) -> int:
         """Run the target to its end and return the exit code of this process."""
         is_main = self._world is None or self._world.is_main
-        if self._task.position_file is not None and self._world is not None and self._world.size > 1:
-            StallReporter(self._task.position_file, self._world).start()
+        if self._task.location_file is not None and self._world is not None and self._world.size > 1:
+            StallReporter(self._task.location_file, self._world).start()
         with ExitStack() as stack:
             stack.enter_context(using_layers(self._layers()))
             self._accelerators = stack.enter_context(record_built_accelerators())

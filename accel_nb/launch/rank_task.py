@@ -42,8 +42,8 @@ class Target:
 class RankTask:
     """A target with the layers of its options.
 
-    ``report_file`` is an inherited descriptor for the report of a failure, ``position_file`` one for the rank's
-    position, and ``parent`` the process that reads them: a rank ends with it. The run is recorded in ``folder``, and
+    ``report_file`` is an inherited descriptor for the report of a failure, ``location_file`` one for the rank's
+    location, and ``parent`` the process that reads them: a rank ends with it. The run is recorded in ``folder``, and
     ``out`` is the path of a notebook's executed copy.
     """
 
@@ -51,7 +51,7 @@ class RankTask:
     name: str
     layers: tuple[Layer, ...] = ()
     report_file: int | None = None
-    position_file: int | None = None
+    location_file: int | None = None
     parent: int | None = None
     folder: str | None = None
     out: str | None = None

@@ -60,7 +60,7 @@ class Machines:
     id: str = "none"
 
     @property
-    def is_one(self) -> bool:
+    def is_single_machine(self) -> bool:
         """Whether the job runs on this machine only."""
         return self.nnodes == "1"
 
@@ -246,21 +246,21 @@ class _FlagReader:
         if backend == "static" and low != "1" and (node_rank is None or high):
             self._problems.append("--rdzv-backend static needs --node-rank, and a fixed number of --nnodes")
         if len(self._problems) == num_problems:
-            self._check_rendezvous(is_one=(high or low) == "1")
+            self._check_rendezvous(is_single_machine=(high or low) == "1")
         return Machines(nnodes or "1", node_rank, backend or "c10d", endpoint, name or "none")
 
-    def _check_rendezvous(self, *, is_one: bool) -> None:
+    def _check_rendezvous(self, *, is_single_machine: bool) -> None:
         """Record a problem for flags of a rendezvous that have no effect."""
         given = [
             name for name in ("--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id") if name in self._own
         ]
-        if is_one and "--nnodes" in self._own and self._own.get("--node-rank") == ["0"]:
-            given.remove("--node-rank")  # true, and what scripts for any number of machines pass
+        if is_single_machine and "--nnodes" in self._own and self._own.get("--node-rank") == ["0"]:
+            given.remove("--node-rank")  # correct, and passed by scripts for any number of machines
         if not given:
             return
         if self._is_submitted_later:
             self._problems.append(f"a scheduler connects its machines itself; remove {' and '.join(given)}")
-        elif is_one:
+        elif is_single_machine:
             have = "has" if len(given) == 1 else "have"
             self._problems.append(f"{' and '.join(given)} {have} no effect on one machine; give --nnodes N too")
 
@@ -287,13 +287,13 @@ def _find_conflicts(request: LaunchRequest) -> list[str]:
     is_for_slurm, emit = request.is_for_slurm, request.emit
     problems: list[str] = []
     is_submitted_later = is_for_slurm or emit is not None
-    if target.kind == "notebook" and not machines.is_one:
+    if target.kind == "notebook" and not machines.is_single_machine:
         problems.append(
             f"{target.name} is a notebook, which runs on one machine; accel-nb export converts it to a script"
         )
     if ":" in machines.nnodes and is_submitted_later:
         problems.append(f"--nnodes {machines.nnodes}: a scheduler starts a fixed number of machines; give one number")
-    if not machines.is_one and machines.endpoint is None and not is_submitted_later:
+    if not machines.is_single_machine and machines.endpoint is None and not is_submitted_later:
         problems.append("--nnodes needs --rdzv-endpoint HOST:PORT, which all machines connect to: the first one's name")
     if is_for_slurm and emit:
         problems.append("--slurm and --emit: only one of the two can be given; remove one")

@@ -42,7 +42,7 @@ def check_target(words: Sequence[str]) -> tuple[Target, Layer | None]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         reason = error.msg if isinstance(error, SyntaxError) else error
-        raise ConfigError(f"{_shown(path)}{line}: is not Python ({reason}); correct it") from None
+        raise ConfigError(f"{_printable_path(path)}{line}: is not Python ({reason}); correct it") from None
     return Target("script", path, args), None
 
 
@@ -55,10 +55,12 @@ def read_notebook(text: bytes | str, path: str) -> Any:
         nbformat.validate(notebook)
     except Exception as error:  # the library may raise anything for a malformed file
         reason = str(error).strip().partition("\n")[0][:200]
-        raise ConfigError(f"{_shown(path)}: is not a notebook ({ascii(reason)[1:-1]}); save it again") from None
+        raise ConfigError(
+            f"{_printable_path(path)}: is not a notebook ({ascii(reason)[1:-1]}); save it again"
+        ) from None
     language = notebook.metadata.get("kernelspec", {}).get("language", "python")
     if str(language).lower() != "python":
-        raise ConfigError(f"{_shown(path)}: is a notebook in {quoted(language)}; only Python's are launched")
+        raise ConfigError(f"{_printable_path(path)}: is a notebook in {quoted(language)}; only Python's are launched")
     return notebook
 
 
@@ -68,7 +70,7 @@ def stored_options(notebook: Any, path: str) -> Layer | None:
     options: Any = stored.get("options") if isinstance(stored, dict) else stored
     if options is None:
         return None
-    source = f"{_shown(path)}, metadata"
+    source = f"{_printable_path(path)}, metadata"
     if not isinstance(options, dict):
         raise ConfigError(f"{source}: {METADATA}.options is not a table of options; correct or remove it")
     layer = Layer("notebook", json.loads(json.dumps(options)), source)
@@ -81,20 +83,26 @@ def read_bytes(path: str) -> bytes:
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO must not wait for a writer
     except (OSError, ValueError) as error:
-        near = "" if os.sep in path else did_you_mean(path, _scripts_here())
+        suggestion = "" if os.sep in path else did_you_mean(path, _scripts_here())
         reason = getattr(error, "strerror", None) or "not a path"
-        raise ConfigError(f"{_shown(path)}: cannot be read ({reason}){near or '; give a script or notebook'}") from None
+        raise ConfigError(
+            f"{_printable_path(path)}: cannot be read ({reason}){suggestion or '; give a script or notebook'}"
+        ) from None
     try:
         mode, size = os.fstat(handle).st_mode, os.fstat(handle).st_size
         if not stat.S_ISREG(mode):
             kind = "is a folder" if stat.S_ISDIR(mode) else "is not a plain file"
-            raise ConfigError(f"{_shown(path)}: {kind}; give a script or notebook")
+            raise ConfigError(f"{_printable_path(path)}: {kind}; give a script or notebook")
         if size > MAX_BYTES:
-            raise ConfigError(f"{_shown(path)}: is larger than {MAX_BYTES // 2**20} MiB; give a script or notebook")
+            raise ConfigError(
+                f"{_printable_path(path)}: is larger than {MAX_BYTES // 2**20} MiB; give a script or notebook"
+            )
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read()
     except OSError as error:
-        raise ConfigError(f"{_shown(path)}: cannot be read ({error.strerror}); give a script or notebook") from None
+        raise ConfigError(
+            f"{_printable_path(path)}: cannot be read ({error.strerror}); give a script or notebook"
+        ) from None
     finally:
         os.close(handle)
 
@@ -104,19 +112,19 @@ def _check_module(name: str) -> None:
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         raise ConfigError(f"-m {quoted(name)} is not a module's name; write it as in -m package.train")
-    places: Any = [os.getcwd(), *sys.path[1:]]
+    search_path: Any = [os.getcwd(), *sys.path[1:]]
     for index, part in enumerate(parts):
-        spec = PathFinder.find_spec(".".join(parts[: index + 1]), places)
+        spec = PathFinder.find_spec(".".join(parts[: index + 1]), search_path)
         if spec is None and index == 0:  # as packages that are installed editable
             found = (find(part, None) for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
             spec = next(filter(None, found), None)
         if spec is None:
             where = "here or among the installed packages" if index == 0 else f"in {'.'.join(parts[:index])}"
             raise ConfigError(f"-m {name}: there is no module {part} {where}; correct the name")
-        places = spec.submodule_search_locations
-        if places is None and index < len(parts) - 1:
+        search_path = spec.submodule_search_locations
+        if search_path is None and index < len(parts) - 1:
             raise ConfigError(f"-m {name}: {'.'.join(parts[: index + 1])} is not a package; correct the name")
-    if places is not None and PathFinder.find_spec(f"{name}.__main__", list(places)) is None:
+    if search_path is not None and PathFinder.find_spec(f"{name}.__main__", list(search_path)) is None:
         raise ConfigError(f"-m {name} is a package without __main__.py; name a module of it")
 
 
@@ -127,6 +135,6 @@ def _scripts_here() -> list[str]:
         return []
 
 
-def _shown(path: str) -> str:
+def _printable_path(path: str) -> str:
     text = path if path.isprintable() else ascii(path)
     return text if len(text) <= 300 else "..." + text[-297:]

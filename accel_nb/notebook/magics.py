@@ -27,6 +27,7 @@ from accel_nb.config import (
     without_overridden,
 )
 from accel_nb.config.engine_section import ENGINES
+from accel_nb.config.message_text import ranks_text
 from accel_nb.errors import GROUPS, AccelNbError, CellSyntaxError, ConfigError, PoolError, error_text
 from accel_nb.notebook.cells.outputs import KEPT_NAMES
 from accel_nb.notebook.cells.own_magics import replace_magics
@@ -43,7 +44,15 @@ from accel_nb.pool.device_assignment import uses_gpus
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.requirements import unmet_requirements
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
+from accel_nb.telemetry.actions import (
+    Action,
+    Inspect,
+    SaveNow,
+    ScaleLearningRate,
+    SetLearningRate,
+    SetReportInterval,
+    StopAfterStep,
+)
 from accel_nb.ui.comm import SidebarComm
 
 STEP_TIMEOUT_S = 10.0
@@ -54,6 +63,7 @@ _NO_BACKGROUND = (
     "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is controlled "
     "from its panel"
 )
+_HELP = ["--help"], ["-h"], ["help"]
 _WITHOUT_ARGUMENTS = ("status", "wait", "interrupt", "checkpoint", "doctor", "nodes", "restart")
 _CONNECT = (
     "%accelerate connect takes machines that ssh reaches (HOST,HOST), the address of a Ray cluster (HOST:PORT), slurm, "
@@ -105,7 +115,7 @@ class AccelerateMagics(Magics):
         try:
             if cell is None:
                 self._command(line)
-            elif line.split() in (["--help"], ["-h"]):
+            elif line.split() in _HELP:
                 print(usage())
             else:
                 return self._run(line, cell)
@@ -122,7 +132,7 @@ class AccelerateMagics(Magics):
             with_traceback(shown, render())
         else:
             return None
-        raise shown  # not in the handler, since IPython also looks for groups in what an error followed
+        raise shown  # outside of the handler: IPython searches the error's context for groups too
 
     def apply_background_results(self, info: object) -> None:
         """Apply the results of a background run before each cell."""
@@ -164,7 +174,7 @@ class AccelerateMagics(Magics):
         name = f"<accelerate cell {number}>"
         source, flags = "", 0
         try:
-            with warnings.catch_warnings():  # the workers give those of the compiler
+            with warnings.catch_warnings():  # the workers report the warnings of the compiler
                 warnings.simplefilter("ignore")
                 source, flags = insert_scripts(f"# %%accelerate {line}\n" + self._shell.transform_cell(text))
                 source = replace_magics(source, self._shell, self._shell.user_ns)
@@ -203,6 +213,9 @@ class AccelerateMagics(Magics):
             words = shlex.split(line)
         except ValueError as error:
             raise ConfigError(f"%accelerate {line}: {error}; close the quotes") from None
+        if words in _HELP:
+            print(f"%accelerate {'|'.join(self._commands)}\n\n{usage()}")
+            return
         name = words[0] if words else "status"
         command = self._commands.get(name)
         if command is None:
@@ -257,9 +270,9 @@ class AccelerateMagics(Magics):
             devices = [spec.device for spec in specs]
             lines.append(describe_plan(resolved, specs))
         found = forecast_notebook(request, self._shell.user_ns, config, devices)
-        if request.form != "text":
+        if request.output_format != "text":
             lines = []
-        return "\n\n".join([*lines, *([] if found is None else [render(found, request.form)])])
+        return "\n\n".join([*lines, *([] if found is None else [render(found, request.output_format)])])
 
     def _config(self, words: list[str]) -> str:
         if words[:1] == ["deepspeed"]:
@@ -380,7 +393,7 @@ class AccelerateMagics(Magics):
             words = [str(rank) for rank in logs]
         wrong = [word for word in words if not word.isdecimal() or int(word) not in logs]
         if wrong:
-            raise ConfigError(f"no rank {', '.join(wrong)}; the last cell ran on ranks {', '.join(map(str, logs))}")
+            raise ConfigError(f"no rank {', '.join(wrong)}; the last cell ran on {ranks_text(logs)}")
         return "\n".join(f"--- rank {word}\n{logs[int(word)].text() or 'it printed nothing'}" for word in words)
 
     def _pull(self, words: list[str]) -> str:
@@ -391,7 +404,7 @@ class AccelerateMagics(Magics):
     def _push(self, words: list[str]) -> str:
         names = _parse_names(words, "push")
         self.session.push(names)
-        return f"{', '.join(names)} will be sent with the next cell that uses them"
+        return f"{', '.join(names)} will be sent with the next cell that uses {'it' if len(names) == 1 else 'them'}"
 
 
 def _parse_names(words: list[str], command: str) -> list[str]:
@@ -432,11 +445,11 @@ def parse_set_arguments(words: list[str]) -> list[Action]:
         except ValueError:
             raise ValueError(f"{word!r}: {_SETTINGS}") from None
         if (name, operator) == ("lr", "="):
-            actions.append(SetRate(number))
+            actions.append(SetLearningRate(number))
         elif (name, operator) == ("lr", "*="):
-            actions.append(ScaleRate(number))
+            actions.append(ScaleLearningRate(number))
         elif (name.replace("_", "-"), operator) == ("log-every", "=") and number.is_integer():
-            actions.append(SetInterval(int(number)))
+            actions.append(SetReportInterval(int(number)))
         else:
             raise ValueError(f"{word!r}: {_SETTINGS}")
     return actions

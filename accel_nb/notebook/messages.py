@@ -65,8 +65,8 @@ class RunRequest:
     """The names that the cell reads."""
     bound: tuple[str, ...] = ()
     """The names that the cell binds."""
-    kept: tuple[str, ...] = ()
-    """Those of ``bound`` whose present values other values of the notebook contain, of names that are not bound."""
+    contained: tuple[str, ...] = ()
+    """Those of ``bound`` whose present values are contained in values of other names, which the cell does not bind."""
     assigned: tuple[str, ...] = ()
     """The attributes of imported modules and classes that it may set, as `AssignedAttribute.to_text` returns them."""
     submodules: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class RunRequest:
     """The digest of the kernel's random states; None: the worker does not return its own."""
     has_rng: bool = False
     """Whether the kernel's random states are among the payloads."""
-    is_partial: bool = False
+    is_on_some_ranks: bool = False
     """Whether the cell runs on some ranks only."""
     first_rank: int = 0
     """The lowest of the ranks that run the cell."""

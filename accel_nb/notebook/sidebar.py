@@ -98,9 +98,9 @@ class NotebookSettings:
         self._session = session
         self._is_set = threading.Event()
 
-    def set_options(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def set_options(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Set the options of the cells from now on, given as ``{"settings": {"precision": "bf16"}}``."""
-        self._session.notebook_layers = settings_layers(given.get("settings"))
+        self._session.notebook_layers = settings_layers(arguments.get("settings"))
         self._is_set.set()
         return {"taken": True}
 
@@ -122,7 +122,7 @@ def request_handlers(session: Session, settings: NotebookSettings) -> Mapping[st
     return {
         "notebook": settings.set_options,
         "options": explain_options,
-        "log": lambda given: read_log(session, given),
+        "log": lambda arguments: read_log(session, arguments),
         "runs": list_recent_runs,
         "run": describe_run,
         "label run": label_run,
@@ -130,12 +130,12 @@ def request_handlers(session: Session, settings: NotebookSettings) -> Mapping[st
     }
 
 
-def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def explain_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Resolve a magic's ``line`` over a notebook's ``settings``; return each option's value and origin, or problems."""
-    line = given.get("line")
+    line = arguments.get("line")
     if not isinstance(line, str) or len(line) > MAX_LINE:
         raise ValueError(f"a line is text of at most {MAX_LINE} characters")
-    layers = [environment_layer(option_variables()), *settings_layers(given.get("settings"))]
+    layers = [environment_layer(option_variables()), *settings_layers(arguments.get("settings"))]
     try:
         resolved = resolve([*layers, parse_flags(line, "%%accelerate")])
     except ConfigError as error:
@@ -154,9 +154,9 @@ def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return answer | {"devices": [spec.device for spec in specs]}
 
 
-def read_log(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_log(session: Session, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rank's output after byte ``seen`` if ``log`` is still the log's name, else all stored output."""
-    rank, name, seen = given.get("rank"), given.get("log"), given.get("seen")
+    rank, name, seen = arguments.get("rank"), arguments.get("log"), arguments.get("seen")
     if not isinstance(rank, int) or not isinstance(seen, int) or rank not in session.logs:
         raise ValueError(f"there is no log of rank {str(rank)[:20]}")
     log = session.logs[rank]

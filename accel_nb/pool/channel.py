@@ -59,13 +59,13 @@ class Channel:
         if len(body) <= MAX_PACKET:
             self._send_packet(b"i" + body, descriptors, waits=waits)
             return
-        spill = os.memfd_create("accel_nb_message", os.MFD_CLOEXEC)
+        overflow_file = os.memfd_create("accel_nb_message", os.MFD_CLOEXEC)
         try:
-            with os.fdopen(spill, "wb", closefd=False) as file:
+            with os.fdopen(overflow_file, "wb", closefd=False) as file:
                 file.write(body)
-            self._send_packet(b"s", [spill, *descriptors], waits=waits)
+            self._send_packet(b"s", [overflow_file, *descriptors], waits=waits)
         finally:
-            os.close(spill)
+            os.close(overflow_file)
 
     def _send_packet(self, packet: bytes, descriptors: Sequence[int], *, waits: bool) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
@@ -97,11 +97,11 @@ class Channel:
     @staticmethod
     def _parse(packet: bytes, descriptors: list[int]) -> Message:
         if packet[:1] == b"s" and descriptors:
-            spill = descriptors.pop(0)
+            overflow_file = descriptors.pop(0)
             try:
-                body = _read_spill(spill)
+                body = _read_overflow_file(overflow_file)
             finally:
-                os.close(spill)
+                os.close(overflow_file)
         elif packet[:1] == b"i":
             body = packet[1:]
         else:
@@ -115,7 +115,7 @@ class Channel:
         return message
 
 
-def _read_spill(descriptor: int) -> bytes:
+def _read_overflow_file(descriptor: int) -> bytes:
     """Return the content of a memory file at its current length: other processes may still change it."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):  # reading from a pipe could block forever

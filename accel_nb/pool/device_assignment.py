@@ -51,8 +51,8 @@ def assign_devices(
     count = free if gpus in (None, "all") else int(gpus)
     if visible and num_reserved and (count == 0 or count > free):
         raise ConfigError(
-            f"{gpus or 'all'} GPUs were requested, {free} of {visible} are free and the others are held by what runs "
-            "now; wait until it has ended, or give each launch its own number of processes"
+            f"{gpus or 'all'} GPUs were requested, {free} of {visible} are free and other cells or launches use the "
+            "rest; wait until they have ended, or give each launch its own number of processes"
         )
     if count == 0 or count > visible:
         raise ConfigError(
@@ -77,7 +77,7 @@ def assign_workers(config: Config, *, lost: Collection[int] = (), num_reserved: 
 
 
 def assign_nodes(gpus: int | Literal["all"] | None, cpus: int | None, nodes: Sequence[int]) -> tuple[WorkerSpec, ...]:
-    """Return the specs of the workers on other machines: as many on each of these nodes, whose devices are not counted.
+    """Return the specs of the workers on the nodes: the same number on each, since their devices are not known here.
 
     Workers on the processor share the cores of a node, which are assumed to be as many as here.
     """
@@ -109,12 +109,12 @@ class DeviceReservations:
 
     @contextmanager
     def reserving_next(
-        self, place: Callable[[int], tuple[WorkerSpec, ...]]
+        self, assign: Callable[[int], tuple[WorkerSpec, ...]]
     ) -> Iterator[tuple[tuple[WorkerSpec, ...], int]]:
-        """Reserve GPUs for the block; yield the specs of ``place(number of reserved GPUs)`` and their first GPU."""
+        """Reserve GPUs for the block; yield the specs of ``assign(number of reserved GPUs)`` and their first GPU."""
         with self._lock:
             first = max((first + count for first, count in self._reserved.items()), default=0)
-            specs = place(first)
+            specs = assign(first)
             count = _num_gpus(specs)
             if count:
                 self._reserved[first] = count
@@ -132,8 +132,8 @@ class DeviceReservations:
         with self._lock:
             first = min(self._reserved, default=count)
             if first < count:
-                fewer = f", or ask for --gpus {first}" if first else ""
-                raise PoolError(f"GPU {first} is held by a launch that runs now; wait until it has ended{fewer}")
+                fewer = f", or use --gpus {first}" if first else ""
+                raise PoolError(f"GPU {first} is in use by a launch that runs now; wait until it has ended{fewer}")
             if count:
                 self._reserved[0] = count
         return lambda: self._release(0, count)

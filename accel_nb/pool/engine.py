@@ -85,7 +85,8 @@ class NodeLost:
 class ObservedState:
     """A rank as observed from outside: the letter of its process state as in ``ps``, and its Python stack.
 
-    The rank writes its stack as soon as the system schedules it: ``read_stack`` returns what it has written since.
+    The rank writes its stack as soon as the system schedules it: ``read_stack`` returns the stack if it has been
+    written by then.
     """
 
     rank: int

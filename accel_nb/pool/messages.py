@@ -5,8 +5,8 @@
 - kernel -> worker: `TaskRequest`
 - worker -> kernel: `WorkerReady`, `RankMessage`, `Reply`, `ActionDone`
 - kernel -> monitor thread of a worker: `FinishStep`, `ProposeAction`, `DecideAction`, `Interrupt`, `AbortCollective`,
-  `QueryPosition`
-- monitor thread -> kernel: `FinishAnswer`, `StepCount`, `Stopped`, `PositionReport`
+  `QueryLocation`
+- monitor thread -> kernel: `FinishAnswer`, `StepCount`, `Stopped`, `LocationReport`
 - user code -> kernel: `InterruptReport`, wherever the main thread is
 
 The monitor thread has a separate channel, which it reads even while the main thread of the worker is busy.
@@ -146,7 +146,7 @@ class FinishAnswer:
 
     kind: ClassVar[str] = "finish_answer"
     number: int
-    will: bool
+    will_end: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,19 +228,19 @@ class AbortCollective:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryPosition:
-    """Send a `PositionReport` about request ``number``.
+class QueryLocation:
+    """Send a `LocationReport` about request ``number``.
 
     ``from_outside``: the rank has not answered an earlier query, so the zygote also reads its stack and state.
     """
 
-    kind: ClassVar[str] = "query_position"
+    kind: ClassVar[str] = "query_location"
     number: int
     from_outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class RankPosition:
+class RankLocation:
     """The line that a rank's main thread runs, and the last collective that it has entered."""
 
     file: str
@@ -251,13 +251,13 @@ class RankPosition:
     group: str | None
     """The process group of the collective; None, as are the next four fields, if torch has not recorded one."""
     channel: str | None
-    """The name in ``entered`` of what the collective is counted with: its group, or the exchange through memory."""
+    """The key in ``entered`` under which the collective is counted: its group, or the exchange through memory."""
     sequence: int | None
     operation: str | None
     sizes: list[Any] | None
     is_open: bool
     """Whether the collective has not completed."""
-    is_of_all: bool
+    includes_all_ranks: bool
     """Whether all ranks take part in it."""
     entered: dict[str, int]
     """How many collectives of each group the rank has entered; the exchange through memory counts as a group."""
@@ -266,12 +266,12 @@ class RankPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class PositionReport:
-    """The answer to `QueryPosition`."""
+class LocationReport:
+    """The answer to `QueryLocation`."""
 
-    kind: ClassVar[str] = "position_report"
+    kind: ClassVar[str] = "location_report"
     number: int
-    position: RankPosition
+    location: RankLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +325,8 @@ _RECORDS: dict[str, type] = {
         InterruptReport,
         Stopped,
         AbortCollective,
-        QueryPosition,
-        PositionReport,
+        QueryLocation,
+        LocationReport,
         RankMessage,
         Reply,
     )
@@ -335,7 +335,7 @@ _RECORDS: dict[str, type] = {
 
 def read_types() -> None:
     """Resolve and cache the field types of all records; processes that are forked later share the cache."""
-    for record in (*_RECORDS.values(), WorkerStart, RankPosition):
+    for record in (*_RECORDS.values(), WorkerStart, RankLocation):
         field_types(record)
 
 

@@ -26,7 +26,7 @@ from accel_nb.pool.messages import (
     ActionDone,
     FinishAnswer,
     InterruptReport,
-    PositionReport,
+    LocationReport,
     RankMessage,
     Reply,
     StepCount,
@@ -149,15 +149,15 @@ class Pool:
         payloads: Payloads = NO_PAYLOADS,
         num_interrupts: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
-        finishes: bool = False,
-        controls: ActionQueue | None = None,
+        may_finish_step: bool = False,
+        actions: ActionQueue | None = None,
         poll_s: float = POLL_S,
     ) -> tuple[list[RankResult], Reason | None]:
         """Run a task on the ranks that are keys of ``bodies`` and wait until it has ended on each.
 
         If a rank raises or dies, or ``num_interrupts()`` (the number of the user's interrupts so far) increases, the
         pool stops the other ranks, as a last resort by SIGKILL: the call never waits for a rank that cannot finish.
-        With ``finishes`` the ranks may first end their step and save. The ranks run each action from ``controls``
+        With ``may_finish_step`` the ranks may first end their step and save. The ranks run each action from ``actions``
         after the same step. Every rank receives ``payloads``, which the caller closes.
 
         Returns the results of the ranks in the order of their arrival, and why the request was stopped early, or None.
@@ -165,11 +165,11 @@ class Pool:
         self.wait_ready(num_interrupts)
         self._state = transition(self._state, "busy")
         self._number += 1
-        escalation = StopEscalation(self._engine, self._number, self.size, finishes)
+        escalation = StopEscalation(self._engine, self._number, self.size, may_finish_step)
         hang_detector = HangDetector(
             self._engine, self._number, self.size, lambda rank, line: listener.on_message(rank, HANG, {"line": line})
         )
-        coordinator = ControlCoordinator(self._engine, self._number, ActionQueue() if controls is None else controls)
+        coordinator = ControlCoordinator(self._engine, self._number, ActionQueue() if actions is None else actions)
         results: list[RankResult] = []
         waiting, lost = set(bodies), set[int]()
         unsent = {
@@ -347,10 +347,10 @@ class Pool:
             self._engine.replace(range(self.size))
             self._starting = set(range(self.size))
 
-    def _fail(self, what: str, output: list[bytes]) -> None:
+    def _fail(self, message: str, output: list[bytes]) -> None:
         self._state = transition(self._state, "failed")
         tail = b"".join(output)[-4000:].decode(errors="replace")
-        raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
+        raise PoolError(f"{message}; run `%accelerate restart` to start over. Its last output:\n{tail}")
 
 
 def _describe_error(body: Mapping[str, Any]) -> str:
@@ -371,7 +371,7 @@ def _dispatch(
     Records of an earlier request are dropped.
     """
     record = arrival.record
-    if not isinstance(record, Stopped | InterruptReport | FinishAnswer | PositionReport | StepCount | ActionDone):
+    if not isinstance(record, Stopped | InterruptReport | FinishAnswer | LocationReport | StepCount | ActionDone):
         return False
     if record.number != number:
         return True
@@ -384,7 +384,7 @@ def _dispatch(
     elif isinstance(record, ActionDone):
         coordinator.record_done(arrival.rank, record)
     elif isinstance(record, FinishAnswer):
-        escalation.record_finish_answer(arrival.rank, record.will)
+        escalation.record_finish_answer(arrival.rank, record.will_end)
     else:
-        hang_detector.record_position(arrival.rank, record.position)
+        hang_detector.record_location(arrival.rank, record.location)
     return True

@@ -1,6 +1,6 @@
 """8-bit floating point by torchao: linear layers multiply in float8, all other layers compute as in bf16.
 
-Each layer gets a subclass of its own with another forward; its weight and the weight's dtype stay the same. Scales are
+Each layer gets a separate subclass with another forward; its weight and the weight's dtype stay the same. Scales are
 computed for each tensor (or row) in each call, so there is no state to save.
 """
 
@@ -30,7 +30,7 @@ _MIN_COMPUTE_CAPABILITY: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
 )
 _CASTING = "_accel_nb_casting"
-_TRIAL_RUNS = 6
+_BENCHMARK_RUNS = 6
 _PASSES_PER_RUN = 4
 
 
@@ -88,31 +88,31 @@ class Float8Layers:
         self._multiply, self._casting = _build_multiplication(options)
         self._converted: dict[int, list[nn.Linear]] = {}
         self._num_linears: dict[int, int] = {}
-        self._trials: dict[int, str] = {}
+        self._benchmarks: dict[int, str] = {}
 
     def apply(self, model: nn.Module, compiled: Callable[[Any], Any] = lambda function: function) -> None:
         """Convert a model's layers, before it is compiled and wrapped.
 
-        ``compiled`` returns a function compiled as models are; a trial measures such functions.
+        ``compiled`` returns a function compiled as models are; the benchmark measures such functions.
         """
         if id(model) in self._converted:
             return
         layers = self._converted[id(model)] = find_layers(model, self._options.skip_modules)
         self._num_linears[id(model)] = len(_linears(model))
         if self._options.trial_rows and layers:
-            self._trials[id(model)] = self._trial(layers, compiled)
+            self._benchmarks[id(model)] = self._run_benchmark(layers, compiled)
         for layer in layers:
             replace_forward(layer, _forward(layer, self._multiply))
             setattr(type(layer), _CASTING, self._casting)
 
     def undo(self, model: nn.Module) -> None:
         """Restore the forward of the layers, after the model is unwrapped and no longer compiled."""
-        self._trials.pop(id(model), None)
+        self._benchmarks.pop(id(model), None)
         for layer in self._converted.pop(id(model), ()):
             restore_forward(layer)
 
     def describe(self, model: nn.Module) -> list[str]:
-        """Return lines about the layers in float8 and the result of a trial; none for a model that is not converted."""
+        """Return lines about the layers in float8 and the benchmark; none for a model that is not converted."""
         layers = self._converted.get(id(model))
         if layers is None:
             return []
@@ -123,9 +123,9 @@ class Float8Layers:
         how = f"{options.recipe}, emulated: slow" if options.emulate else options.recipe
         where = f"{len(layers)} of {self._num_linears[id(model)]} linear layers of {kind}"
         found = [f"fp8 ({how}) in {where}, the rest in bf16"]
-        return [*found, self._trials[id(model)]] if id(model) in self._trials else found
+        return [*found, self._benchmarks[id(model)]] if id(model) in self._benchmarks else found
 
-    def _trial(self, layers: Sequence[nn.Linear], compiled: Callable[[Any], Any]) -> str:
+    def _run_benchmark(self, layers: Sequence[nn.Linear], compiled: Callable[[Any], Any]) -> str:
         """Time forward and backward passes of the layers, one of each shape, in bfloat16 and in float8."""
         rows, spent = self._options.trial_rows, {"bf16": 0.0, "fp8": 0.0}
         for (outputs, inputs), count in Counter(tuple(layer.weight.shape) for layer in layers).items():
@@ -140,7 +140,7 @@ class Float8Layers:
         ratio = spent["bf16"] / spent["fp8"]
         verdict = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"{1 / ratio:.2f} times as slow as"
         advice = "" if ratio >= 1 else ": --precision bf16 is the better choice here"
-        return f"trial of {len(layers)} layers on {rows} rows: fp8 is {verdict} bf16{advice}"
+        return f"benchmark of {len(layers)} layers on {rows} rows: fp8 is {verdict} bf16{advice}"
 
 
 def why_no_float8(device: torch.device, recipe: str) -> str | None:
@@ -226,7 +226,7 @@ def _measure_seconds(
 ) -> float:
     """Return the seconds of a forward and backward pass: the fastest of several runs, the first of which warm up."""
     times: list[float] = []
-    for _ in range(_TRIAL_RUNS):
+    for _ in range(_BENCHMARK_RUNS):
         start = time.perf_counter()
         for _ in range(_PASSES_PER_RUN):
             torch.autograd.backward(multiply(x, weight).sum())

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 class PrecisionPolicy:
     """Dtypes of one precision; None leaves the dtype as it is.
 
-    ``param`` is the dtype in which weights are stored, ``compute`` that of forward and backward passes, ``reduce`` that
-    in which gradients are averaged, ``output`` that of a model's output. A strategy that has its own mixed precision
-    translates this record.
+    ``param`` is the dtype of stored weights, ``compute`` the dtype of forward and backward passes, ``reduce`` the dtype
+    in which gradients are averaged, ``output`` the dtype of a model's output. A strategy that has its own mixed
+    precision translates this record.
     """
 
     name: str
@@ -60,5 +60,5 @@ class Precision(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a state that `state_dict` has returned."""
         ...

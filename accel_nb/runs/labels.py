@@ -1,4 +1,4 @@
-"""Labels that a user adds to a run: a name, notes, tags and a star. Stored beside the record of the run."""
+"""Labels that a user adds to a run: a name, notes, tags and a star; stored in a file beside the run's record."""
 
 from __future__ import annotations
 

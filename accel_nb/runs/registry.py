@@ -142,26 +142,28 @@ class RunRegistry:
                     parts.append(f"{name} {os.stat(self.folder / name / file).st_mtime_ns}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else ""
 
-    def find(self, wanted: str) -> Run:
+    def find(self, name_or_id: str) -> Run:
         """Return a run by its id, the beginning or end of its id, or its name; of several with that name the newest.
 
         ``last`` is the newest run. Raises ConfigError if no run matches, or if several ids do.
         """
         ids = self.ids()
-        matches = [name for name in ids if name == wanted or name.startswith(wanted) or name.endswith(f"-{wanted}")]
-        if wanted == "last":
+        matches = [
+            name for name in ids if name == name_or_id or name.startswith(name_or_id) or name.endswith(f"-{name_or_id}")
+        ]
+        if name_or_id == "last":
             matches = ids[:1]
         if len(matches) > 1:
-            raise ConfigError(f"{wanted!a} matches {len(matches)} runs; write more of the id")
+            raise ConfigError(f"{name_or_id!a} matches {len(matches)} runs; write more of the id")
         if matches:
             try:
                 return read_run(self.folder / matches[0])
             except (OSError, ValueError) as error:
                 raise ConfigError(f"run {matches[0]} cannot be read: {error}; remove its folder") from None
         for run in self.runs():
-            if wanted in (run.title, run.name):
+            if name_or_id in (run.title, run.name):
                 return run
-        raise ConfigError(f"there is no run {wanted!a} in {self.folder}; accel-nb runs list shows them")
+        raise ConfigError(f"there is no run {name_or_id!a} in {self.folder}; accel-nb runs list shows them")
 
     def set_labels(self, run: Run, values: Mapping[str, Any]) -> Run:
         """Replace the given fields of a run's labels, and return the run with them.

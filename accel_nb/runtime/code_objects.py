@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and those of the functions, classes and comprehensions that are defined in it."""
+    """Yield a code object and the code objects of functions, classes and comprehensions that are defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

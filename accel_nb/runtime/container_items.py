@@ -1,6 +1,6 @@
-"""The items of Python's containers, also of classes that inherit from these and define other methods.
+"""The items of Python's containers, also of subclasses whose methods are overridden.
 
-Such methods may raise, or mean something else, as those of tuples that stand for a mathematical object.
+Such methods may raise or do something else, as in tuples that represent mathematical objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _KINDS: tuple[Any, ...] = (OrderedDict, dict, list, tuple, set, frozenset, deque
 
 
 def items_of(container: Any, longest: int) -> Iterable[Any]:
-    """Return the items of a container, of a dict the values; none if these are more than ``longest``."""
+    """Return the items of a container (the values of a dict); none if there are more than ``longest``."""
     kind = next(kind for kind in _KINDS if isinstance(container, kind))
     if kind.__len__(container) > longest:
         return ()

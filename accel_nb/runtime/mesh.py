@@ -1,4 +1,4 @@
-"""The arrangement of the ranks of a world in dimensions: copies and parts of a model, and parts of its layers."""
+"""The arrangement of the ranks of a world in dimensions: replicas and shards of a model, and parts of its layers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SUM_DIMENSIONS = (*DATA_DIMENSIONS, "cp")
 class Mesh:
     """The place of one rank in a grid of `DIMENSIONS`; plain data, no torch.
 
-    Ranks that differ in ``pp`` compute different layers, in ``dp_replicate`` hold copies of the same parameters, in
-    ``dp_shard`` different parts of each parameter, in ``cp`` read different parts of each sequence, and in ``tp``
-    compute different parts of each divided layer. Of the ranks that have the same place in ``pp`` and ``tp``, ``ep``
+    Ranks that differ in ``pp`` compute different layers, in ``dp_replicate`` hold replicas of the same parameters, in
+    ``dp_shard`` different shards of each parameter, in ``cp`` read different parts of each sequence, and in ``tp``
+    compute different parts of each divided layer. Of the ranks with the same coordinates in ``pp`` and ``tp``, ``ep``
     adjacent ones hold different experts: they read different samples, or parts of a sequence.
 
-    What depends on which coordinate: shares of the data and random numbers on the *data index* (of ``dp_replicate``
-    and ``dp_shard``), so that all ranks of ``pp`` and ``tp`` compute the same activations, and those of ``cp`` the same
-    outside of their cuts; logging, files and messages on the rank of the world.
+    Shares of the data and random numbers depend on the *data index* (of ``dp_replicate`` and ``dp_shard``), so that all
+    ranks of ``pp`` and ``tp`` compute the same activations, and the ranks of ``cp`` the same outside of their shards of
+    sequences; logging, files and messages depend on the rank of the world.
     """
 
     rank: int = 0
@@ -68,7 +68,7 @@ class Mesh:
         return found
 
     def groups_along(self, *dimensions: str) -> list[tuple[int, ...]]:
-        """Return the groups of ranks that differ in these dimensions only, each in the order of `index` in these."""
+        """Return the groups of ranks that differ in these dimensions only, each in the order of `index`."""
         groups: dict[tuple[int, ...], list[Mesh]] = {}
         for rank in range(self.size):
             other = Mesh(rank, *self.shape)
@@ -93,8 +93,8 @@ class Mesh:
         """The index of this rank's share of a batch."""
         return self.index(*DATA_DIMENSIONS)
 
-    def holding(self, *, copies: bool) -> Mesh:
-        """Return the mesh of parameters: ranks that read other parts of sequences hold copies, else parts of a copy."""
+    def parameter_mesh(self, *, copies: bool) -> Mesh:
+        """Return the mesh of parameters: with ``copies`` the ranks of ``cp`` hold replicas of them, else shards."""
         if copies:
             return replace(self, dp_replicate=self.dp_replicate * self.cp, cp=1)
         return replace(self, dp_shard=self.dp_shard * self.cp, cp=1)
@@ -106,9 +106,9 @@ class Mesh:
 
     @property
     def expert_shape(self) -> tuple[int, int, int]:
-        """The numbers of copies of the experts, of parts of a copy of each expert, and of groups of experts.
+        """The numbers of replicas of the experts, of shards of each expert, and of groups of experts.
 
-        Of a mesh of parameters, see `holding`.
+        Valid for a mesh of parameters, see `parameter_mesh`.
         """
         if self.dp_shard % self.ep == 0:
             return self.dp_replicate, self.dp_shard // self.ep, self.ep
@@ -120,7 +120,7 @@ class Mesh:
         return self.index("pp", "cp", "tp") == 0
 
     def describe(self) -> str:
-        """Return the number of ranks in each dimension that has several, as in "dp_replicate 2 x tp 2"."""
+        """Describe the dimensions with several ranks, as in "dp_replicate 2 x tp 2"."""
         sizes = [*zip(DIMENSIONS, self.shape, strict=True), ("ep", self.ep)]
         return " x ".join(f"{name} {size}" for name, size in sizes if size > 1)
 
@@ -140,13 +140,13 @@ def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def arrange(
+def arrange_mesh(
     rank: int, size: int, *, pp: int = 1, cp: int = 1, tp: int = 1, ep: int = 1, shard: int | None = None
 ) -> Mesh:
-    """Return the mesh of ``size`` ranks: ``pp`` x ``cp`` x ``tp`` for a copy, the rest in copies of ``shard`` ranks.
+    """Return the mesh of ``size`` ranks, of which ``pp`` x ``cp`` x ``tp`` compute together.
 
-    With None all of the rest hold one copy. ``ep`` of the ranks without ``tp`` and ``pp`` hold different experts.
-    Raises `ConfigError` for numbers that do not divide.
+    ``shard`` of the rest shard a replica; with None all of the rest shard one replica. ``ep`` of the ranks without
+    ``tp`` and ``pp`` hold different experts. Raises `ConfigError` for numbers that do not divide.
     """
     rest, taken = size, ""
     for name, degree in (("tp", tp), ("pp", pp), ("ep", ep), ("cp", cp)):

@@ -18,7 +18,7 @@ from accel_nb.runtime.devices.registry import device_type, loaded_types
 from accel_nb.runtime.world import World
 
 CpuRngStates = tuple[tuple[bytes, Any], tuple[bytes, int, int, float], bytes]
-"""What `capture_cpu` returns: the states of Python's, NumPy's and torch's global CPU generators, as plain values."""
+"""The states of Python's, NumPy's and torch's global CPU generators as plain values, returned by `capture_cpu`."""
 
 RngStates = dict[str, Tensor]
 """Generator states by name: ``python``, ``numpy``, ``torch`` and, if requested, ``device``; all are CPU tensors."""
@@ -45,8 +45,8 @@ def derive_seed(seed: int, *keys: int | str) -> int:
 def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = None) -> int:
     """Seed Python, NumPy and torch on all devices, and return the seed.
 
-    With ``per_rank`` each rank has a different random stream, and rank 0 that of a single process. With ``step`` the
-    streams also depend on that number, so that the numbers drawn in a step do not depend on earlier steps.
+    With ``per_rank`` each rank has a different random stream, and rank 0 the stream of a single process. With ``step``
+    the streams also depend on that number, so that the numbers drawn in a step do not depend on earlier steps.
     """
     if step is not None:
         seed = derive_seed(seed, "step", step)
@@ -77,7 +77,7 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
         states["numpy_gauss"] = torch.tensor([state["gauss"]], dtype=torch.float64, device="cpu")
     if "torch" in parts:
         states["torch"] = torch.get_rng_state()
-    if (own := _not_host(device)) is not None:
+    if (own := _device_with_generator(device)) is not None:
         states["device"] = device_type(own).get_rng_state(own)
     return states
 
@@ -124,7 +124,7 @@ def restore(states: Mapping[str, Tensor], device: torch.device | str | None = No
         np.random.set_state(("MT19937", key, position, has_gauss, states["numpy_gauss"].item()))
     if "torch" in states:
         torch.set_rng_state(states["torch"])
-    if "device" in states and (own := _not_host(device)) is not None:
+    if "device" in states and (own := _device_with_generator(device)) is not None:
         device_type(own).set_rng_state(states["device"], own)
 
 
@@ -167,8 +167,8 @@ def _numpy_state() -> dict[str, Any]:
     return state
 
 
-def _not_host(device: torch.device | str | None) -> torch.device | None:
-    """Return a device whose generators are not those of the host, else None."""
+def _device_with_generator(device: torch.device | str | None) -> torch.device | None:
+    """Return the device if it has its own generator, apart from the CPU's; else None."""
     if device is None:
         return None
     device = torch.device(device)

@@ -1,4 +1,4 @@
-"""Subclasses that the notebook does not define, for which what its classes do about new subclasses must not be done."""
+"""Creation of subclasses of the notebook's classes without their hooks for new subclasses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _HOOKS_OF_METACLASSES = frozenset({"__new__", "__init__"})
 
 @contextmanager
 def without_subclass_hooks(bases: Iterable[type], metaclass: type = type) -> Iterator[None]:
-    """Leave out the notebook's code that runs when subclasses of ``bases`` are made.
+    """Disable the notebook's code that runs when subclasses of ``bases`` are created.
 
-    It is their ``__init_subclass__``, and ``__new__`` and ``__init__`` of their metaclasses and of ``metaclass``.
+    This code is their ``__init_subclass__``, and ``__new__`` and ``__init__`` of their metaclasses and of
+    ``metaclass``.
     """
     bases = tuple(bases)
     makers = [metaclass, *map(type, bases)]

@@ -19,11 +19,11 @@ CHECKED_VERSIONS = ("2.9", "2.10", "2.11", "2.13", "2.15")
 
 @dataclass(frozen=True, slots=True)
 class PrivateUse:
-    """Private names of torch that serve one feature.
+    """Private names of torch that one feature uses.
 
-    ``modules`` are the files that use them, below ``accel_nb``. ``fallback`` describes what runs instead on an
-    unchecked version; None if torch has no public alternative. ``differences`` describes
-    differences between versions of torch that the code handles. ``versions`` are those that the names were checked on.
+    ``modules`` are the files that use them, below ``accel_nb``. ``fallback`` describes the replacement on an unchecked
+    version; None if torch has no public alternative. ``differences`` describes differences between versions of torch
+    that the code handles. ``versions`` are those that the names were checked on.
     """
 
     feature: str
@@ -332,7 +332,7 @@ PRIVATE_USES = (
         "dispatch_modes",
         (
             "accelerator/plain_cells/loss_proof/trace.py",
-            "bigmodel/planning/workload.py",
+            "bigmodel/planning/forward_cost.py",
             "forecast/measurement.py",
         ),
         (
@@ -343,7 +343,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "fake_tensors",
-        ("bigmodel/planning/workload.py", "forecast/measurement.py"),
+        ("bigmodel/planning/forward_cost.py", "forecast/measurement.py"),
         ("torch._subclasses.fake_tensor", "UntypedStorage._cdata"),
     ),
     PrivateUse(
@@ -466,7 +466,7 @@ PRIVATE_USES = (
     PrivateUse(
         "base_layers",
         (
-            "accelerator/plain_cells/loss_proof/proof.py",
+            "accelerator/plain_cells/loss_proof/loss_check.py",
             "accelerator/plain_cells/loss_proof/trace.py",
             "accelerator/prepare/preparer.py",
             "bigmodel/offload/dispatch.py",
@@ -483,7 +483,7 @@ PRIVATE_USES = (
     PrivateUse(
         "module.tensors",
         (
-            "accelerator/plain_cells/loss_proof/proof.py",
+            "accelerator/plain_cells/loss_proof/loss_check.py",
             "accelerator/plain_cells/detection/model_hooks.py",
             "bigmodel/loading/load.py",
             "bigmodel/offload/dispatch.py",
@@ -652,7 +652,10 @@ def fallbacks() -> list[str]:
 
 
 def why_unchecked() -> str | None:
-    """Return a text about an installed torch that was not checked, and what it changes; None if there is none."""
+    """Describe the consequences of an installed torch that was not checked.
+
+    None if it was checked, or torch is absent.
+    """
     version, changed = torch_version(), fallbacks()
     if version is None or not changed:
         return None

@@ -1,4 +1,4 @@
-"""The rank of this process and the number of processes that train together."""
+"""The rank of this process, and the number of processes that train together."""
 
 from __future__ import annotations
 

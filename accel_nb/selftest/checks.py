@@ -28,9 +28,9 @@ class CheckFailed(AssertionError):
     """A check found a wrong value; the message has the found and the expected one."""
 
 
-def _expect(is_true: bool, what: str) -> None:
+def _expect(is_true: bool, message: str) -> None:
     if not is_true:
-        raise CheckFailed(what)
+        raise CheckFailed(message)
 
 
 def _samples() -> TensorDataset:

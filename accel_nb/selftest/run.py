@@ -126,10 +126,10 @@ def run_checks(
                 devices, (CheckResult("start", "failed", time.monotonic() - started, str(error)), *_not_run(names))
             )
         rows.append(CheckResult("start", "ok", time.monotonic() - started, "a process group over all workers"))
-        for at, name in enumerate(names):
+        for index, name in enumerate(names):
             remaining_s = ends_at - time.monotonic()
             if remaining_s <= 0 or pool.state == "failed":
-                rows += _not_run(names[at:])
+                rows += _not_run(names[index:])
                 break
             rows.append(_run_check(pool, name, remaining_s))
     finally:

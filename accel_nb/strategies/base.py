@@ -24,7 +24,7 @@ from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
 OnReplaced = Callable[[Mapping[int, Tensor], ParameterMemory], object]
-"""Is called with the new parameters by the id of the old, and with the memory that the old ones had."""
+"""Called with the new parameters by the ids of the old ones, and with the memory of the old ones."""
 
 
 def _use_device_of(world: World) -> torch.device:
@@ -39,16 +39,16 @@ def _no_problem() -> None:
 class Capabilities:
     """The features of a strategy. The accelerator reads these fields; it never compares a strategy's name or type.
 
-    ``priority``: with ``--strategy auto`` the strategy of the highest is used, of those that fit the world.
-    ``shards_params``: each rank holds shards of the parameters. ``native_step``: `Strategy.step` does more than the
-    precision's step; if it is False and no loss scaling is on, the optimizer's own step is called. ``keeps_local``:
+    ``priority``: ``--strategy auto`` uses the strategy with the highest one, of those that fit the world.
+    ``shards_params``: each rank holds shards of the parameters. ``overrides_step``: `Strategy.step` does more than the
+    precision's step; otherwise, without loss scaling, the optimizer's own step is called. ``supports_local_gradients``:
     `Strategy.keep_local` is supported. ``divides_layers``: there is a method ``divide_layers`` and an attribute
-    ``groups``, as of `LayerDividing`. ``replicates``: ranks hold copies, for which a strategy that divides layers can
-    stand in if layers are to be divided as well. ``hides_gradients``: gradients are not in ``parameter.grad``, and
-    there are the methods of `GradientHolding`. ``stepped_dtype``: the only dtype of weights that can be stepped; None
-    for any. ``places_batches``: batches are moved to the device by `Strategy.place`. ``open_device`` makes a world's
-    device the current one of this process and returns it. ``problem`` returns what is missing on this machine and what
-    to do about it; None if nothing is.
+    ``groups``, as of `LayerDividing`. ``replicates``: ranks hold replicas of the model, so a strategy with
+    ``divides_layers`` can replace it if layers are to be divided too. ``holds_gradients``: gradients are held outside
+    of ``parameter.grad``, and there are the methods of `GradientHolding`. ``stepped_dtype``: the only dtype of weights
+    that can be stepped; None for any. ``places_batches``: batches are moved to the device by `Strategy.place`.
+    ``open_device`` makes a world's device the current one of this process and returns it. ``problem`` describes missing
+    requirements of this machine and the remedy; None if nothing is missing.
     """
 
     min_world: int = 1
@@ -56,11 +56,11 @@ class Capabilities:
     priority: int = 0
     device_types: frozenset[str] = frozenset({"cpu", "cuda"})
     shards_params: bool = False
-    native_step: bool = False
-    keeps_local: bool = True
+    overrides_step: bool = False
+    supports_local_gradients: bool = True
     divides_layers: bool = False
     replicates: bool = False
-    hides_gradients: bool = False
+    holds_gradients: bool = False
     stepped_dtype: torch.dtype | None = None
     places_batches: bool = False
     open_device: Callable[[World], torch.device] = _use_device_of
@@ -71,7 +71,7 @@ class Capabilities:
         return self.reason_against(world) is None
 
     def reason_against(self, world: World) -> str | None:
-        """Return why the strategy cannot run in this world; None if it can."""
+        """Return the reason if the strategy cannot run in this world; None if it can."""
         if world.size < self.min_world:
             return f"it needs at least {self.min_world} workers, and there is {world.size}"
         if self.max_world is not None and world.size > self.max_world:
@@ -129,9 +129,9 @@ class Bundle:
 class Strategy(Protocol):
     """Interface of a strategy: how ranks train together. It is built by ``cls(options, precision)``.
 
-    ``options`` is the section of the configuration with the strategy's name; None stands for the section's defaults.
-    Every rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state`
-    and `write_state` may wait for other ranks.
+    ``options`` is the section of the configuration with the strategy's name; None means the section's defaults. Every
+    rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state` and
+    `write_state` may wait for other ranks.
     """
 
     name: ClassVar[str]
@@ -143,7 +143,7 @@ class Strategy(Protocol):
         ...
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Return why a bundle cannot be prepared in addition to the objects already prepared; None if it can.
+        """Return the reason if a bundle cannot be prepared in addition to prepared objects; None if it can.
 
         A single rank may call it, also before `open`.
         """
@@ -181,17 +181,17 @@ class Strategy(Protocol):
         ...
 
     def prepare_for_plain_cells(self) -> None:
-        """Leave the gradients of one process after every backward pass, as plain cells need; called before `wrap`.
+        """Leave the same gradients as one process after every backward pass, as plain cells need; called before `wrap`.
 
         Kept gradients are not overwritten, and parameters that are unfrozen later count too. Strategies that always
         average in backward passes do nothing.
         """
         ...
 
-    def report_replaced(self, call: OnReplaced) -> None:
+    def set_on_replaced(self, call: OnReplaced) -> None:
         """Call a function after each replacement of parameters of models, and of tensors in states of optimizers.
 
-        Its arguments are the new ones by the id of the old, and the memory that the old ones had.
+        Its arguments are the new ones by the ids of the old ones, and the memory of the old ones.
         """
         ...
 
@@ -216,11 +216,14 @@ class Strategy(Protocol):
         ...
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a copy of what is stepped: the strategy finds writes to it by their count only."""
+        """Return whether a tensor is a gathered copy of a parameter, to which only its version counter shows writes."""
         ...
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
-        """Average gradients not averaged yet, and multiply all by ``factor``; called before clipping and stepping."""
+        """Average gradients that are not averaged yet, and multiply all by ``factor``.
+
+        Called before clipping and stepping.
+        """
         ...
 
     def drop_gradients(self, bundle: Bundle) -> None:
@@ -267,7 +270,7 @@ class Strategy(Protocol):
         ...
 
     def complete_state(self) -> None:
-        """Complete the state before it is read, such as by entries that other ranks have; every rank must call."""
+        """Complete the state before it is read, as by entries that only other ranks have; every rank must call."""
         ...
 
     def end_interrupted_pass(self) -> None:
@@ -275,15 +278,15 @@ class Strategy(Protocol):
         ...
 
     def bytes_outside_of_grad(self) -> tuple[int, int]:
-        """Return this rank's bytes of gradients and of optimizer state that the objects' own tensors do not include."""
+        """Return this rank's bytes of gradients and of optimizer state outside of ``parameter.grad`` and optimizers."""
         ...
 
     def statistics(self) -> dict[str, float]:
-        """Return numbers of the latest step to draw beside the loss, by name."""
+        """Return numbers of the latest step, by name, which the panel draws like the loss."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts that the receipt shows, as plain values by name."""
+        """Return descriptive values for the receipt, by name."""
         ...
 
     def close(self) -> None:
@@ -298,7 +301,7 @@ class ScheduledLoss:
     loss: Tensor
     """The mean over micro-batches, or their sum."""
     weight_per_row: float
-    """The weight in the mean of each row of the batch; 1 if each has the same whatever its target."""
+    """The weight of each row of the batch in the mean; 1 if it is equal for all targets."""
 
 
 class ScheduledSteps(Protocol):
@@ -331,7 +334,7 @@ class LayerDividing(Protocol):
     def divide_layers(self, size: int, *, replicates: bool) -> None:
         """Divide layers among ``size`` ranks; called before `Strategy.open`.
 
-        With ``replicates`` the ranks that read different data hold copies of the model, and not parts of it.
+        With ``replicates`` the ranks that read different data hold replicas of the model, and not shards of it.
         """
         ...
 
@@ -352,17 +355,17 @@ class LayerDividing(Protocol):
         model: nn.Module,
         name: Literal["gpipe", "1f1b", "zero_bubble"],
         loss_fn: Callable[..., Tensor],
-        weigh: Callable[[Tensor, int], Tensor | None],
+        total_weight: Callable[[Tensor, int], Tensor | None],
     ) -> ScheduledSteps | None:
         """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages.
 
-        ``weigh`` returns the total weight of a loss of that many rows, or None if that is the number of rows.
+        ``total_weight`` returns the total weight of a loss of that many rows, or None if that is the number of rows.
         """
         ...
 
 
 class GradientHolding(Protocol):
-    """The further methods of a strategy whose ``capabilities.hides_gradients`` is set.
+    """The further methods of a strategy whose ``capabilities.holds_gradients`` is set.
 
     Between cells its gradients are read and replaced by `accel_nb.runtime.distributed.held_gradients`.
     """
@@ -378,7 +381,10 @@ class GradientHolding(Protocol):
         ...
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect. All call."""
+        """Return the full gradient of a parameter after `finish_gradients`; changes of it have effect.
+
+        Every rank must call.
+        """
         ...
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
@@ -390,7 +396,7 @@ class GradientHolding(Protocol):
         ...
 
     def apply_gradient_writes(self) -> None:
-        """Apply what code has written into gradients, before a cell ends; every rank must call."""
+        """Apply changes that code has made to gradients, before a cell ends; every rank must call."""
         ...
 
 
@@ -406,7 +412,7 @@ class Stepping:
         return None
 
     def complete_state(self) -> None:
-        """Do nothing: each rank has the state of what it holds."""
+        """Do nothing: each rank has the state of its own parameters."""
 
     def end_interrupted_pass(self) -> None:
         """Do nothing: parameters are the same inside of a pass."""
@@ -426,7 +432,7 @@ class Stepping:
     def prepare_for_plain_cells(self) -> None:
         """Do nothing."""
 
-    def report_replaced(self, call: OnReplaced) -> None:
+    def set_on_replaced(self, call: OnReplaced) -> None:
         """Do nothing: models keep their parameters."""
 
     def check_graph_can_be_kept(self) -> None:
@@ -437,7 +443,7 @@ class Stepping:
         return False
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Drop gradients, including those of an incomplete accumulation window."""
+        """Drop gradients, also of an incomplete accumulation window."""
         for parameter in stepped_parameters(*bundle.optimizers):
             parameter.grad = None
 
@@ -461,7 +467,7 @@ class Stepping:
 
 
 class ReplicaStrategy(Stepping):
-    """Base of strategies in which every rank holds the whole model: clipping and state."""
+    """Base of strategies in which every rank holds a replica of the model: clipping and state."""
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
         """Refuse models on the meta device, which have no values."""
@@ -518,7 +524,7 @@ def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
 
 
 def multiply_tensors(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
-    """Multiply tensors in place, those of one dtype and device in one call; no tensor is copied to the host."""
+    """Multiply tensors in place, in one call for each dtype and device; no tensor is copied to the host."""
     has_foreach = is_checked("foreach")
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:

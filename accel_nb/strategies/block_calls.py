@@ -1,4 +1,4 @@
-"""The calls of a model's blocks: the tensor that a block takes from the one before, and hooks on calls."""
+"""The calls of a model's blocks: the tensor that a block gets from the previous one, and hooks on calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from accel_nb.runtime.process.user_code import is_user_module
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """The attributes of a module with the hooks on its calls."""
-_OWN = ("accel_nb.", "torch.distributed.fsdp.")
+_PACKAGE = ("accel_nb.", "torch.distributed.fsdp.")
 
 
 def chain_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the tensor that a block takes from the one before: its first argument."""
+    """Return the tensor that a block gets from the previous block: its first argument."""
     if args:
         return args[0] if isinstance(args[0], Tensor) else None
     return next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
@@ -33,15 +33,15 @@ def with_chain_input(
 
 
 class CallHooks:
-    """The hooks on calls of some modules, which could read or change values, without those of wrappers.
+    """The hooks on calls of some modules, which could read or change values, except hooks of wrappers.
 
-    Those of the library of a module's class, with which it collects its results, count if ``counts_library`` is set.
+    Hooks of the library that defines a module's class are included if ``includes_library_hooks`` is set.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], *, counts_library: bool = False) -> None:
+    def __init__(self, modules: Iterable[nn.Module], *, includes_library_hooks: bool = False) -> None:
         modules = list(modules)
         self._held = [getattr(part, name) for part in modules for name in HOOKS]
-        names = () if counts_library else {type(part).__module__ for part in modules}
+        names = () if includes_library_hooks else {type(part).__module__ for part in modules}
         self._libraries = tuple(
             f"{name.partition('.')[0]}." for name in names if not (is_user_module(name) or name.startswith("torch."))
         )
@@ -53,7 +53,7 @@ class CallHooks:
     def _counts(self, hook: Any) -> bool:
         while isinstance(hook, functools.partial):
             hook = hook.func
-        return not str(getattr(hook, "__module__", "")).startswith((*_OWN, *self._libraries))
+        return not str(getattr(hook, "__module__", "")).startswith((*_PACKAGE, *self._libraries))
 
 
 def inside(module: nn.Module) -> list[nn.Module]:

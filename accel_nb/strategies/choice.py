@@ -40,11 +40,10 @@ def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Str
 
 
 def build(requested: str, config: Config, world: World, registry: StrategyRegistry) -> StrategyBuilder:
-    """Return how the strategy ``requested`` is built in this world, with the config's options.
+    """Return the builder of the strategy ``requested`` for this world, with the config's options.
 
     If layers, sequences, blocks or experts are divided (``mesh.tp``, ``mesh.cp``, ``mesh.pp``, ``mesh.ep``), a strategy
-    that can do so stands in for one that holds copies. Raises `ConfigError` if the strategy cannot run, or cannot
-    divide layers.
+    that can do so replaces one with replicas. Raises `ConfigError` if the strategy cannot run, or cannot divide layers.
     """
     degrees = {name: getattr(config.mesh, name) for name in ("tp", "cp", "pp", "ep")}
     divided = " x ".join(f"mesh.{name} {degree}" for name, degree in degrees.items() if degree > 1)
@@ -65,7 +64,7 @@ def build(requested: str, config: Config, world: World, registry: StrategyRegist
 
 
 class StrategyBuilder:
-    """A strategy's class, and how it divides models."""
+    """A strategy's class, and the sizes of the mesh by which it divides models."""
 
     def __init__(self, kind: type[Strategy], config: Config, *, replicates: bool = False) -> None:
         self.kind = kind

@@ -1,7 +1,7 @@
-"""Gradients that a backward pass adds and no wrapper averages, and that differ among ranks until they are averaged.
+"""Gradients of a backward pass that no wrapper averages, so that they differ among ranks until they are averaged here.
 
 With DDP they arise in calls that it does not prepare: in evaluation mode, by a second backward pass, of parameters that
-were frozen when DDP was set up. With FSDP they are those of scalars, which cannot be divided.
+were frozen when DDP was set up. With FSDP they are the gradients of scalars, which cannot be sharded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LocalGradients:
     def average(self) -> bool:
         """Average the gradients that have changed on any rank; return whether there are any. Every rank must call.
 
-        A rank without a gradient that another rank has counts as having zeros.
+        A gradient that only other ranks have counts as zero on this rank.
         """
         changed = [_has_changed(*before) for before in self._before]
         is_any = (

@@ -1,4 +1,4 @@
-"""Kinds of modules: those of one kind compute alike, so that one trial serves all of them."""
+"""Keys that are equal for modules with the same computation, so that one trial is valid for all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POSITION_IN_MODEL = re.compile(r"(^|_)(layer|block)_?(idx|id|index|number)?$|^(
 
 
 def kind_of(module: nn.Module) -> Any:
-    """Return a key that is equal for modules that compute alike.
+    """Return a key that is equal for modules with the same computation.
 
     It has the classes of the module and its parts, the shapes of their parameters, and their attributes other than the
     module's position in a model. Plain values are compared by value, functions and other objects by identity.

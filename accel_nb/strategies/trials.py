@@ -1,6 +1,6 @@
-"""Trials of a division: copies of a module, threads in place of ranks, and the comparison of results.
+"""Tools for trials of a division: copies of a module, threads in place of ranks, and comparison of results.
 
-A trial needs no other rank, and leaves none waiting.
+A trial communicates with no other rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEED = 1
 
 
 class TrialFailed(Exception):
-    """Raised if parts compute something else than the whole, or if a trial cannot be made."""
+    """Raised if parts compute other results than the whole, or if a trial cannot be made."""
 
 
 class ThreadCommunicator:
@@ -42,7 +42,7 @@ class ThreadCommunicator:
         return self._exchange(tensor.detach().clone())
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each thread, and return what each has sent here."""
+        """Send one part to each thread, and return the parts received from each."""
         found = [sent[self._index] for sent in self._exchange([part.detach().clone() for part in parts])]
         return [part.view(list(shape)) for part, shape in zip(found, shapes, strict=True)]
 

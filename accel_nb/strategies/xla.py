@@ -1,8 +1,8 @@
 """PyTorch/XLA: operations are recorded, compiled as one program for each step, and run on every chip of a process.
 
-One process owns all chips that are visible to it (SPMD): in the program tensors are whole, a batch is divided
-along its first dim over a mesh of the chips, and the compiler inserts the collectives between them. Several processes,
-each with a chip of its own, average gradients through the communicator instead.
+One process owns all chips that are visible to it (SPMD): in the program tensors are whole, a batch is divided along its
+first dim over a mesh of the chips, and the compiler inserts the collectives between them. Several processes, each with
+one chip, average gradients through the communicator instead.
 
 A step's program is compiled when its shapes are first seen, so nothing here may depend on numbers, only on shapes.
 """
@@ -73,7 +73,7 @@ class Xla(ReplicaStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(
         priority=10,
         device_types=frozenset({"cpu", "xla"}),
-        native_step=True,
+        overrides_step=True,
         places_batches=True,
         open_device=_open_device,
         problem=why_no_xla,
@@ -88,8 +88,8 @@ class Xla(ReplicaStrategy):
             )
         self._wrapped: dict[int, nn.Module] = {}
         self._local: set[int] = set()
-        # The size of an optimizer's state when it was divided last, by the id of the optimizer.
-        self._num_divided: dict[int, int] = {}
+        # The size of an optimizer's state when it was sharded last, by the id of the optimizer.
+        self._num_sharded: dict[int, int] = {}
 
     def open(self, world: World, comm: Communicator) -> None:
         """Enter the world; the device must be open."""
@@ -121,7 +121,7 @@ class Xla(ReplicaStrategy):
             if self.precision.policy.compute is not None:
                 replace_forward(model, forward_in_precision(model, self.precision))
             self._wrapped[id(model)] = model
-            self._divide(model.parameters())
+            self._shard_tensors(model.parameters())
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -176,8 +176,8 @@ class Xla(ReplicaStrategy):
     def step(self, optimizer: Optimizer) -> StepOutcome:
         """Step the optimizer, and run everything recorded since the last step as one program."""
         outcome = super().step(optimizer)
-        if self._num_divided.get(id(optimizer)) != len(optimizer.state):
-            self._divide_state(optimizer)
+        if self._num_sharded.get(id(optimizer)) != len(optimizer.state):
+            self._shard_optimizer_state(optimizer)
         self._xla.sync()
         return outcome
 
@@ -197,18 +197,18 @@ class Xla(ReplicaStrategy):
 
     @torch.no_grad()
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load every state dict, and divide again what was divided."""
+        """Load every state dict, and shard again the tensors that were sharded."""
         super().write_state(bundle, state)
         for model in bundle.models:
-            self._divide(model.parameters())
+            self._shard_tensors(model.parameters())
         for optimizer in bundle.optimizers:
-            self._divide_state(optimizer)
+            self._shard_optimizer_state(optimizer)
         self._xla.sync()
 
     def describe(self) -> dict[str, Any]:
-        """Return how many chips of what kind this process drives, and whether they share the parameters."""
-        facts: dict[str, Any] = {"chips": f"{self._num_chips} x {self._kind}"}
-        return facts | ({"shard_params": True} if self._is_dividing else {})
+        """Describe the number and kind of chips that this process drives, and whether they shard the parameters."""
+        description: dict[str, Any] = {"chips": f"{self._num_chips} x {self._kind}"}
+        return description | ({"shard_params": True} if self._shards_params else {})
 
     def close(self) -> None:
         """Unwrap every model."""
@@ -216,11 +216,11 @@ class Xla(ReplicaStrategy):
             self.unwrap(model)
 
     @property
-    def _is_dividing(self) -> bool:
+    def _shards_params(self) -> bool:
         return self.options.shard_params and self._mesh is not None
 
     def _average(self, bundle: Bundle) -> None:
-        """Average the gradients that the bundle's optimizers step; a rank that has none counts as zero."""
+        """Average the gradients that the bundle's optimizers step; missing ones count as zero."""
         stepped = set(map(id, stepped_parameters(*bundle.optimizers)))
         models = [model for key, model in self._wrapped.items() if key not in self._local]
         found = {id(value): value for model in models for value in model.parameters() if id(value) in stepped}
@@ -236,18 +236,18 @@ class Xla(ReplicaStrategy):
             for gradient, mean in zip(gradients, means.split(sizes), strict=True):
                 gradient.copy_(mean.view_as(gradient))
 
-    def _divide(self, tensors: Iterable[Tensor]) -> None:
-        """Divide tensors along the largest dim that the chips divide, if the options say so."""
-        if not self._is_dividing:
+    def _shard_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Shard tensors along the largest dim that is divisible by the number of chips, if the options require it."""
+        if not self._shards_params:
             return
         for tensor in tensors:
             dims = [dim for dim, size in enumerate(tensor.shape) if size and size % self._num_chips == 0]
             if dims:
                 self._mark(tensor, max(dims, key=lambda dim, shape=tensor.shape: shape[dim]))
 
-    def _divide_state(self, optimizer: Optimizer) -> None:
-        self._num_divided[id(optimizer)] = len(optimizer.state)
-        self._divide(
+    def _shard_optimizer_state(self, optimizer: Optimizer) -> None:
+        self._num_sharded[id(optimizer)] = len(optimizer.state)
+        self._shard_tensors(
             value
             for parameter, values in optimizer.state.items()
             for value in values.values()

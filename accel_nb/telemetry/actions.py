@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from keyword import iskeyword
 from typing import Any, ClassVar
 
-MAX_RATE = 1000.0
+MAX_LEARNING_RATE = 1000.0
 MAX_FACTOR = 1e6
 MAX_INTERVAL = 1_000_000
 MAX_NAMES = 16
@@ -35,7 +35,7 @@ class SaveNow:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleRate:
+class ScaleLearningRate:
     """Multiply the current and the scheduled learning rates by ``factor``."""
 
     kind: ClassVar[str] = "scale_rate"
@@ -47,19 +47,19 @@ class ScaleRate:
 
 
 @dataclass(frozen=True, slots=True)
-class SetRate:
-    """Set the learning rate to ``value``; parameter groups and schedules keep their proportions, as in `ScaleRate`."""
+class SetLearningRate:
+    """Set the learning rate to ``value``; as in `ScaleLearningRate`, groups and schedules keep their proportions."""
 
     kind: ClassVar[str] = "set_rate"
     value: float
 
     def __post_init__(self) -> None:
-        if not 0 < _number(self.value) <= MAX_RATE:
-            raise ValueError(f"a learning rate must be above 0 and at most {MAX_RATE:g}")
+        if not 0 < _number(self.value) <= MAX_LEARNING_RATE:
+            raise ValueError(f"a learning rate must be above 0 and at most {MAX_LEARNING_RATE:g}")
 
 
 @dataclass(frozen=True, slots=True)
-class SetInterval:
+class SetReportInterval:
     """Report every ``steps`` steps until the cell ends: the mean over them, and the values logged in the last one."""
 
     kind: ClassVar[str] = "interval"
@@ -71,10 +71,10 @@ class SetInterval:
 
 
 @dataclass(frozen=True, slots=True)
-class MapMemory:
+class TakeMemorySnapshot:
     """Report after the step the allocator's blocks on every rank's device, and the variables that use them."""
 
-    kind: ClassVar[str] = "map_memory"
+    kind: ClassVar[str] = "memory_snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,21 @@ class Inspect:
             raise ValueError(f"inspect takes 1 to {MAX_NAMES} names of variables")
 
 
-Action = StopAfterStep | SaveNow | ScaleRate | SetRate | SetInterval | MapMemory | Inspect
+Action = (
+    StopAfterStep | SaveNow | ScaleLearningRate | SetLearningRate | SetReportInterval | TakeMemorySnapshot | Inspect
+)
 
 _KINDS: dict[str, type[Action]] = {
-    action.kind: action for action in (StopAfterStep, SaveNow, ScaleRate, SetRate, SetInterval, MapMemory, Inspect)
+    action.kind: action
+    for action in (
+        StopAfterStep,
+        SaveNow,
+        ScaleLearningRate,
+        SetLearningRate,
+        SetReportInterval,
+        TakeMemorySnapshot,
+        Inspect,
+    )
 }
 
 

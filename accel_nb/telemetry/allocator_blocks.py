@@ -20,7 +20,7 @@ _STATES = {"active_allocated": IN_USE, "inactive": FREE}
 
 
 @dataclass(frozen=True, slots=True)
-class BlockMap:
+class AllocatorSummary:
     """Memory of one device at one moment; sizes in bytes.
 
     ``segments`` are the sizes of the largest segments, in descending order. ``blocks`` are tuples (segment, offset,
@@ -41,7 +41,7 @@ def condense_snapshot(
     *,
     max_segments: int = MAX_SEGMENTS,
     max_blocks: int = MAX_BLOCKS,
-) -> BlockMap:
+) -> AllocatorSummary:
     """Return the map of one device from a snapshot of all devices; it lists at most about ``max_blocks`` blocks.
 
     Adjacent blocks of the same state are merged. If there are still too many, adjacent small blocks are merged into
@@ -62,7 +62,7 @@ def condense_snapshot(
         listed = _merge_small(runs, smallest) if is_too_long else runs
         blocks += [(index, offset, size, state) for offset, size, state in listed]
     runs = [run for listed in merged for run in listed]
-    return BlockMap(
+    return AllocatorSummary(
         segments=tuple(int(segment["total_size"]) for segment in segments[:max_segments]),
         blocks=tuple(blocks),
         num_segments=len(segments),

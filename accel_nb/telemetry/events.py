@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from accel_nb.runtime.process.typed_records import build_record
 
-EVENT_VERSION = 3
+EVENT_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class EpochBegan:
 
 
 @dataclass(frozen=True, slots=True)
-class RatePlanned:
+class LearningRatePlan:
     """The planned learning rates of a schedule: ``rates`` at ``steps``, linear in between."""
 
     kind: ClassVar[str] = "rate plan"
@@ -186,14 +186,14 @@ class RatePlanned:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryMapped:
+class MemorySnapshot:
     """Segments and blocks of the allocator of one rank's device, and the objects that use most memory, at one moment.
 
     Sizes are in bytes. ``blocks`` has four numbers for each block: segment, offset, size, state
-    (`telemetry.allocator_blocks`). ``held`` are the sizes of the objects that ``holders`` describes.
+    (`telemetry.allocator_blocks`). ``holder_bytes`` are the sizes of the objects that ``holders`` describes.
     """
 
-    kind: ClassVar[str] = "memory map"
+    kind: ClassVar[str] = "memory snapshot"
     rank: int
     step: int
     time: float
@@ -204,7 +204,7 @@ class MemoryMapped:
     segments: tuple[int, ...]
     blocks: tuple[int, ...]
     holders: tuple[str, ...]
-    held: tuple[int, ...]
+    holder_bytes: tuple[int, ...]
 
 
 Event = (
@@ -219,8 +219,8 @@ Event = (
     | CheckpointSaved
     | ControlApplied
     | EpochBegan
-    | RatePlanned
-    | MemoryMapped
+    | LearningRatePlan
+    | MemorySnapshot
 )
 
 _KINDS: dict[str, type[Event]] = {
@@ -237,8 +237,8 @@ _KINDS: dict[str, type[Event]] = {
         CheckpointSaved,
         ControlApplied,
         EpochBegan,
-        RatePlanned,
-        MemoryMapped,
+        LearningRatePlan,
+        MemorySnapshot,
     )
 }
 

@@ -55,10 +55,10 @@ class MemoryMeter:
         self.due = now + PERIOD_S
         self._count(tuple(models), tuple(optimizers), hidden)
         use = device_type(self._device).memory(self._device)
-        known = self._parameters + self._gradients + self._state
+        counted = self._parameters + self._gradients + self._state
         if self._baseline is None:
             # On the CPU the memory is the process's, most of which was allocated before the training: count its growth.
-            self._baseline = max(0, use.allocated - known) if use.is_of_process else 0
+            self._baseline = max(0, use.allocated - counted) if use.is_of_process else 0
         self._sink.emit(
             MemorySample(
                 rank=self._rank,
@@ -67,7 +67,7 @@ class MemoryMeter:
                 parameters=self._parameters,
                 gradients=self._gradients,
                 optimizer=self._state,
-                other=max(0, use.allocated - known - self._baseline),
+                other=max(0, use.allocated - counted - self._baseline),
                 cached=max(0, use.reserved - use.allocated),
                 free=use.free,
             )

@@ -21,7 +21,7 @@ class OutOfMemoryReport:
     requested: int | None
     """The size of the failed allocation; None if the error does not contain it."""
     free: int
-    held: dict[str, int]
+    bytes_by_kind: dict[str, int]
     """By kind: parameters, gradients, optimizer, activations, other tensors."""
     unattributed: int
     """Allocated memory that belongs to no tensor."""

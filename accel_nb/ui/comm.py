@@ -1,7 +1,8 @@
 """The kernel's side of the JupyterLab sidebar: a comm that sends the session's state and answers requests.
 
 The browser sends ``{"kind": "refresh"}``, ``{"kind": "watch", "on": true}`` (the state is then sent each second, for a
-minute), and ``{"kind": "ask", "id": N, "about": NAME, "given": {...}}``. Other messages are counted and dropped.
+minute), and ``{"kind": "request", "id": N, "topic": NAME, "arguments": {...}}``. Other messages are counted and
+dropped.
 Actions are not messages: the browser runs the line magic, which queues with the cells.
 """
 
@@ -16,13 +17,13 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.ui.comm_routing import handle_on_addressed_subshell
+from accel_nb.ui.comm_routing import handle_beside_cells
 from accel_nb.ui.messages import JsonNumber, MetricFact
 
 logger = logging.getLogger(__name__)
 
 TARGET = "accel_nb.sidebar"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 WATCH_S = 1.0
 LEASE_S = 60.0
 """Without a renewal, sending the state each second stops after this time: a page may close without a message."""
@@ -165,7 +166,7 @@ class SidebarComm:
         comm.send(self._describe().message())
 
     def _add(self, comm: Any) -> None:
-        handle_on_addressed_subshell(comm)
+        handle_beside_cells(comm)
         self._comms[comm.comm_id] = comm
         comm.on_msg(lambda message: self._on_message(comm, message))
         comm.on_close(lambda _: self._remove(comm.comm_id))
@@ -186,18 +187,18 @@ class SidebarComm:
                 comm.send(self._describe().message())
             case {"kind": "watch", "on": bool(is_on)}:
                 self._watch(comm.comm_id, is_on)
-            case {"kind": "ask", "id": int(number), "about": str(about), "given": dict(given)} if (
-                about in self._answers
+            case {"kind": "request", "id": int(number), "topic": str(topic), "arguments": dict(arguments)} if (
+                topic in self._answers
             ):
-                comm.send(self._answer(number, self._answers[about], given))
+                comm.send(self._answer(number, self._answers[topic], arguments))
             case _:
                 self.num_dropped += 1
                 logger.debug("dropped an unknown message of the sidebar")
 
-    def _answer(self, number: int, answer: Answer, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, number: int, answer: Answer, arguments: Mapping[str, Any]) -> dict[str, Any]:
         head = {"version": PROTOCOL_VERSION, "id": number}
         try:
-            return {"kind": "answer", **head, "body": answer(given)}
+            return {"kind": "answer", **head, "body": answer(arguments)}
         except ValueError as error:
             return {"kind": "refusal", **head, "text": str(error)}
         except Exception as error:  # the browser waits for a reply

@@ -12,7 +12,7 @@ from typing import Any
 
 from ipywidgets import HTML, Button, HBox, Image, Layout, VBox
 
-from accel_nb.ui.comm_routing import handle_on_addressed_subshell
+from accel_nb.ui.comm_routing import handle_beside_cells
 from accel_nb.ui.fallback import Painter, static_bundle
 from accel_nb.ui.picture import STATUS_COLORS
 from accel_nb.ui.view import PanelState
@@ -81,7 +81,7 @@ class CoreWidgetDisplay:
         save = self._add_action("checkpoint now", SAVE_HINT if state.can_save else NO_FOLDER_HINT, "checkpoint")
         save.disabled = not state.can_save
         return [
-            self._add_action("stop after step", "End the cell after this step and keep what it has trained", "stop"),
+            self._add_action("stop after step", "End the cell after this step and keep its training so far", "stop"),
             self._add_action("interrupt", "Interrupt the cell at once", "interrupt"),
             save,
         ]
@@ -96,7 +96,7 @@ class CoreWidgetDisplay:
     def _button(self, label: str, hint: str, act: Callable[[], None]) -> Button:
         button = Button(description=label, tooltip=hint, layout=Layout(width="auto"))
         button.on_click(lambda _: act())
-        handle_on_addressed_subshell(button.comm)
+        handle_beside_cells(button.comm)
         return button
 
     def _toggle(self) -> None:

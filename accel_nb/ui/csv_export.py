@@ -31,9 +31,9 @@ def to_csv(state: PanelState) -> str:
     columns = list(_columns(state))
     steps = {id(table): np.array(table.columns[0]) for _, table, _ in columns}
     first = next(iter(steps.values()), np.zeros(0))
-    is_common = _is_increasing(first) and all(np.array_equal(first, own) for own in steps.values())
+    is_common = _is_increasing(first) and all(np.array_equal(first, other) for other in steps.values())
     # Values that were logged several times in a step have a row each: the imaginary part of a row's key counts them.
-    keys = {} if is_common else {table_id: _row_keys(own) for table_id, own in steps.items()}
+    keys = {} if is_common else {table_id: _row_keys(table_steps) for table_id, table_steps in steps.items()}
     row_keys = first if is_common else np.unique(np.concatenate(list(keys.values())))
     cells = [_format_numbers(np.real(row_keys))]
     for _, table, index in columns:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 from accel_nb.config.export import run_command, typescript_comment
 from accel_nb.telemetry import actions
-from accel_nb.telemetry.events import MemoryMapped
+from accel_nb.telemetry.events import MemorySnapshot
 from accel_nb.ui import comm, marks, messages, panel, panel_tables, queries
 
 COMMAND = "python -m accel_nb.ui.export"
@@ -32,7 +32,7 @@ RECORDS: Mapping[str, Sequence[type]] = {
         messages.BlockHeader,
         messages.EarlierRunFacts,
         marks.Mark,
-        MemoryMapped,
+        MemorySnapshot,
     ),
     "Panel to kernel.": (*get_args(actions.Action), *get_args(queries.Query)),
     "Kernel to sidebar.": (comm.DeviceLine, comm.WorkerLine, comm.LogLine, comm.RunLine),

@@ -51,7 +51,7 @@ ENVELOPE_BYTES = 2000
 """Approximate size of a message without its rows."""
 
 NUMBER_BYTES = 8
-"""Approximate size of a number in a memory map."""
+"""Approximate size of a number in a memory snapshot."""
 
 SAVED_TEXT = 4000
 """The number of characters of printed text in the final state, for pages that were loaded before the end."""
@@ -123,7 +123,7 @@ class Panel:
             if self._on_events is not None:
                 self._on_events(events)
             if not self._is_off:
-                self.state.fold(events)
+                self.state.apply(events)
 
     def add_text(self, text: str) -> None:
         """Add printed text, which the panel shows in pages that were reloaded while the cell ran.
@@ -233,7 +233,7 @@ class WidgetDisplay:
         self._cursor: Cursor = {}
         self._seq = 0
         self._num_marks = 0
-        self._num_mapped = 0
+        self._num_snapshots = 0
         self._action_result = ""
         self._text = ""
         # The number of pages that have requested the state: all but the first were loaded while the cell ran.
@@ -274,7 +274,7 @@ class WidgetDisplay:
         found = None if needs_snapshot else state.tables.rows_since(self._cursor, int(max_bytes))
         has_new_content = (
             state.action_result != self._action_result
-            or state.num_mapped != self._num_mapped
+            or state.num_snapshots != self._num_snapshots
             or self._has_new_text(state)
         )
         if found is not None and not found[0] and not force and not has_new_content:
@@ -291,7 +291,7 @@ class WidgetDisplay:
         self._sent_at = started
         self._cost_s += 0.2 * (time.thread_time() - started_cpu - self._cost_s)
         num_bytes += len(buffer) + ENVELOPE_BYTES
-        num_bytes += NUMBER_BYTES * sum(len(found["blocks"]) for found in message.get("maps", ()))
+        num_bytes += NUMBER_BYTES * sum(len(found["blocks"]) for found in message.get("memory_snapshots", ()))
         interval_s = max(MIN_INTERVAL_S, self._cost_s / self._cpu_share, num_bytes / BYTES_PER_S)
         self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
@@ -331,9 +331,9 @@ class WidgetDisplay:
             message["text"] = self._text = state.text
         if self._new_page:
             message["page"], self._new_page = self._new_page, ""
-        if state.maps and (kind == "snapshot" or state.num_mapped != self._num_mapped):
-            message["maps"] = state.memory_maps()
-            self._num_mapped = state.num_mapped
+        if state.snapshots and (kind == "snapshot" or state.num_snapshots != self._num_snapshots):
+            message["memory_snapshots"] = state.memory_snapshots()
+            self._num_snapshots = state.num_snapshots
         self._seq += 1
         return message, buffer, cursor
 
@@ -391,6 +391,6 @@ def _save_html(state: PanelState) -> str:
         "blocks": headers,
         "facts": state.facts(),
         "marks": _marks(state),
-        "maps": state.memory_maps(),
+        "memory_snapshots": state.memory_snapshots(),
     }
     return save_html(state, message, buffer)

@@ -19,7 +19,7 @@ MAX_BANDS = 250
 MAX_POINT_MARKERS = 60
 """Each point of a validation loss with at most this many is marked."""
 
-MAX_MAPS = 4
+MAX_MEMORY_CHARTS = 4
 MAX_LINES = 16
 WIDTH, HEIGHT, DPI = 1382, 504, 144
 """Pixels, and pixels per inch."""
@@ -42,9 +42,9 @@ STATUS_COLORS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "
 
 LEFT, BOTTOM, RIGHT, TOP = 90, 60, 1361, 408
 """The edges of the plots; what is above and below has titles and the labels of ticks."""
-MAP_LEFT = 899
-"""Where memory maps begin."""
-MAP_GAP = 42
+MEMORY_LEFT = 899
+"""The left edge of memory charts."""
+MEMORY_GAP = 42
 WARNING = "#b04e00"
 
 
@@ -52,7 +52,7 @@ def draw_png(state: PanelState) -> bytes:
     """Draw the state: its curve, and memory beside it."""
     canvas = AggCanvas(WIDTH, HEIGHT, DPI)
     ranks = sorted(rank for kind, rank, _ in state.tables if kind == "memory")
-    _draw_curve(canvas, (LEFT, BOTTOM, MAP_LEFT - 115 if ranks else RIGHT, TOP), state)
+    _draw_curve(canvas, (LEFT, BOTTOM, MEMORY_LEFT - 115 if ranks else RIGHT, TOP), state)
     _draw_memory(canvas, state, ranks)
     line = HEIGHT * 0.955
     start = 17 + canvas.text(17, line, state.status, size=8.5, color=STATUS_COLORS[state.status], is_bold=True) + 14
@@ -126,18 +126,18 @@ def _draw_memory(canvas: AggCanvas, state: PanelState, ranks: list[int]) -> None
     """Draw one stacked area for each of the first ranks, on common scales in MiB or GiB."""
     import numpy as np
 
-    shown = ranks[:MAX_MAPS]
+    shown = ranks[:MAX_MEMORY_CHARTS]
     points_by_rank = {rank: state.tables["memory", rank, ""].downsampled(MAX_POINTS // 3) for rank in shown}
     largest = max((points[-1].max() for points in points_by_rank.values()), default=1.0) or 1.0
     end = max((points[0][-1] for points in points_by_rank.values()), default=1.0) or 1e-3
     unit, size = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
-    height = (TOP - BOTTOM - MAP_GAP * (len(shown) - 1)) / max(1, len(shown))
+    height = (TOP - BOTTOM - MEMORY_GAP * (len(shown) - 1)) / max(1, len(shown))
     for index, (rank, points) in enumerate(points_by_rank.items()):
         if points.shape[1] == 1:  # a single sample would have no width
             points = np.repeat(points, 2, axis=1)
             points[0, 1] = max(end, points[0, 0] + 1e-3)
-        top = TOP - index * (height + MAP_GAP)
-        box = (MAP_LEFT, top - height, RIGHT, top)
+        top = TOP - index * (height + MEMORY_GAP)
+        box = (MEMORY_LEFT, top - height, RIGHT, top)
         axes = PlotAxes(canvas, box, (0, max(end, 1e-3)), (0, largest / size * 1.08))
         is_last = index == len(shown) - 1
         axes.frame("seconds" if is_last else "", num_y_ticks=4 if len(shown) < 3 else 2, shows_x_ticks=is_last)

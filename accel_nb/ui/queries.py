@@ -21,8 +21,8 @@ class QuerySources:
     """Data for answers: the state of the panel's run, None if it is no longer in memory, and the earlier runs."""
 
     state: PanelState | None
-    others: Sequence[EarlierRun] = ()
-    share: Callable[[PanelState], str | None] = lambda state: None
+    earlier_runs: Sequence[EarlierRun] = ()
+    save_html: Callable[[PanelState], str | None] = lambda state: None
     """Writes the run as one HTML file and returns its name."""
 
 
@@ -72,7 +72,7 @@ class EarlierListQuery:
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
         """Return the numbers, titles and summaries of the runs."""
         runs: list[EarlierRunFacts] = [
-            {"run": run.number, "title": run.title, "summary": run.summary} for run in sources.others
+            {"run": run.number, "title": run.title, "summary": run.summary} for run in sources.earlier_runs
         ]
         return {"kind": "earlier", "runs": runs}, []
 
@@ -101,7 +101,7 @@ class EarlierCurveQuery:
 
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
         """Return the curve's rows: none if the run is no longer in memory or has no such curve."""
-        run = next((run for run in sources.others if run.number == self.run), None)
+        run = next((run for run in sources.earlier_runs if run.number == self.run), None)
         blocks = [] if run is None else run.blocks(self.table, self.name)
         num_workers = 1 if run is None else run.num_workers
         return {"kind": "earlier curve", "run": self.run, "num_workers": num_workers}, blocks
@@ -143,7 +143,7 @@ class ShareQuery:
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
         """Return the name of the file; None if the rows are no longer in memory."""
         state = sources.state
-        return {"kind": "share", "file": None if state is None else sources.share(state)}, []
+        return {"kind": "share", "file": None if state is None else sources.save_html(state)}, []
 
 
 Query = CsvQuery | ShareQuery | DetailQuery | EarlierListQuery | EarlierCurveQuery

@@ -130,7 +130,7 @@ class ProgressByRank(dict[int, RankProgress]):
         return max(0.0, max(one.last_time for one in known) - min(one.first_time for one in known))
 
     def slowest(self) -> int | None:
-        """Return the rank whose step takes clearly longer than those of the others; None if there is none."""
+        """Return the rank whose step takes clearly longer than the steps of other ranks; None if there is none."""
         medians = {rank: progress.throughput.step_ms for rank, progress in self.items() if len(progress.recent) >= 8}
         times = {rank: value for rank, value in medians.items() if value is not None}
         if len(times) < 2:

@@ -33,7 +33,7 @@ class TimeUse:
     def __init__(self) -> None:
         self._ranks: dict[int, _RankTime] = {}
         self.is_over = False
-        """Whether shares are those of the whole run instead of recent time."""
+        """Whether shares are those of the total run instead of recent time."""
 
     def add(self, event: TimeUsed) -> None:
         """Add a record. Raise ValueError for durations that are not finite numbers of at least 0."""
@@ -50,12 +50,12 @@ class TimeUse:
         """Return the parts of a rank's time, which sum up to 1; None before enough of it is known."""
         if rank not in self._ranks:
             return None
-        known = self._ranks[rank]
-        sums = known.total if self.is_over else tuple(map(sum, zip(*known.recent, strict=True)))
-        whole = sum(sums)
-        if whole < MIN_S:
+        durations = self._ranks[rank]
+        sums = durations.total if self.is_over else tuple(map(sum, zip(*durations.recent, strict=True)))
+        total = sum(sums)
+        if total < MIN_S:
             return None
-        reading, computing, blocked, queued = (part / whole for part in sums)
+        reading, computing, blocked, queued = (part / total for part in sums)
         return {"reading": reading, "computing": computing, "blocked": blocked, "queued": queued}
 
     def straggler(self) -> int | None:

@@ -15,11 +15,11 @@ from accel_nb.telemetry.events import (
     EpochBegan,
     Event,
     Interrupted,
-    MemoryMapped,
+    LearningRatePlan,
     MemorySample,
+    MemorySnapshot,
     MetricLogged,
     RankFailed,
-    RatePlanned,
     StepDone,
     TimeUsed,
     WorkerPrepared,
@@ -42,8 +42,8 @@ MAX_CURVES = 32
 """The maximum number of losses that have a curve of their own; further ones continue the last."""
 MAX_PLANS = 8
 MAX_PLAN_ROWS = 4000
-MAX_MAPS = 8
-"""The maximum number of ranks whose memory map is kept: as many as the panel draws."""
+MAX_SNAPSHOTS = 8
+"""The maximum number of ranks whose memory snapshot is kept: as many as the panel draws."""
 MAX_HOLDERS = 16
 COMPUTING = "computing (%)"
 """The table of the share of time in which a rank's training thread computes."""
@@ -75,9 +75,9 @@ class PanelState:
         self.describe: Callable[[], Mapping[str, str]] = dict
         # The end of the cell's printed text.
         self.text = ""
-        # The latest memory map of each rank, and the number of maps that have arrived.
-        self.maps: dict[int, MemoryMapped] = {}
-        self.num_mapped = 0
+        # The latest memory snapshot of each rank, and the number of snapshots that have arrived.
+        self.snapshots: dict[int, MemorySnapshot] = {}
+        self.num_snapshots = 0
         # The number of runs to compare with.
         self.num_earlier = 0
         self.metrics: dict[str, float] = {}
@@ -105,11 +105,11 @@ class PanelState:
         means = (self.tables.mean("step", name) for name in self.loss_names)
         return int(max((mean.columns[0][-1] for mean in means if mean is not None), default=0))
 
-    def fold(self, events: Iterable[Event]) -> None:
+    def apply(self, events: Iterable[Event]) -> None:
         """Update the state by events; malformed ones are counted and dropped."""
         for event in events:
             try:
-                self._fold_one(event)
+                self._apply_one(event)
             except (TypeError, ValueError, OverflowError, AttributeError):
                 self.num_dropped += 1
 
@@ -197,22 +197,22 @@ class PanelState:
             "num_earlier": self.num_earlier,
         }
 
-    def memory_maps(self) -> list[dict[str, Any]]:
-        """Return the latest memory map of each rank, ready for JSON."""
+    def memory_snapshots(self) -> list[dict[str, Any]]:
+        """Return the latest memory snapshot of each rank, ready for JSON."""
         return [
             {
                 "rank": rank,
-                "step": memory_map.step,
-                "num_segments": memory_map.num_segments,
-                "reserved": memory_map.reserved,
-                "in_use": memory_map.in_use,
-                "largest_free": memory_map.largest_free,
-                "segments": memory_map.segments,
-                "blocks": memory_map.blocks,
-                "holders": [cap_text(name) for name in memory_map.holders],
-                "held": memory_map.held,
+                "step": snapshot.step,
+                "num_segments": snapshot.num_segments,
+                "reserved": snapshot.reserved,
+                "in_use": snapshot.in_use,
+                "largest_free": snapshot.largest_free,
+                "segments": snapshot.segments,
+                "blocks": snapshot.blocks,
+                "holders": [cap_text(name) for name in snapshot.holders],
+                "holder_bytes": snapshot.holder_bytes,
             }
-            for rank, memory_map in sorted(self.maps.items())
+            for rank, snapshot in sorted(self.snapshots.items())
         ]
 
     def notes(self) -> list[str]:
@@ -245,21 +245,21 @@ class PanelState:
             parts.append(self.status)
         return ", ".join(parts)
 
-    def _fold_one(self, event: Event) -> None:
+    def _apply_one(self, event: Event) -> None:
         if not 0 <= event.rank < self.num_workers:
             raise ValueError(f"rank {event.rank} is outside of {self.num_workers} workers")
         progress = self.ranks.of(event.rank)
         if isinstance(event, StepDone):
-            self._fold_step(event, progress)
+            self._apply_step(event, progress)
         elif isinstance(event, MemorySample):
-            self._fold_memory(event, progress)
+            self._apply_memory(event, progress)
         elif isinstance(event, TimeUsed):
             self._time_use.add(event)
-            self._fold_time_use(event, progress)
+            self._apply_time_use(event, progress)
         elif isinstance(event, DeviceLoad):
-            self._fold_utilization(event, progress, str(event.name), float(event.value))
+            self._apply_utilization(event, progress, str(event.name), float(event.value))
         elif isinstance(event, MetricLogged):
-            self._fold_metric(event, progress)
+            self._apply_metric(event, progress)
         elif isinstance(event, WorkerPrepared):
             progress.device = cap_text(str(event.device), 32)
             progress.place = cap_text(str(event.place), 64)
@@ -270,25 +270,25 @@ class PanelState:
         elif isinstance(event, Interrupted):
             self.marks.add(progress.last_x, "interrupted", event.rank)
         elif isinstance(event, CheckpointSaved):
-            self._fold_checkpoint(event, progress)
+            self._apply_checkpoint(event, progress)
         elif isinstance(event, ControlApplied):
             self.marks.add(float(event.step) + progress.offset, "control", event.rank, str(event.text))
         elif isinstance(event, EpochBegan):
             numbers = int(event.step), int(event.epoch), max(0, int(event.num_steps))
             self._progress.begin_epoch(int(event.loader), *numbers, num_losses=len(self.loss_names))
-        elif isinstance(event, RatePlanned):
-            self._fold_plan(event, progress)
-        elif isinstance(event, MemoryMapped):
-            self._fold_map(event)
+        elif isinstance(event, LearningRatePlan):
+            self._apply_plan(event, progress)
+        elif isinstance(event, MemorySnapshot):
+            self._apply_memory_snapshot(event)
 
-    def _fold_time_use(self, event: TimeUsed, progress: RankProgress) -> None:
+    def _apply_time_use(self, event: TimeUsed, progress: RankProgress) -> None:
         """Add the share of the time since the last record in which the training thread computed."""
         total_s = event.reading_s + event.computing_s + event.blocked_s + event.queued_s
         # On other devices the time in which the thread queues work counts as computing.
         if progress.device == "cpu" and total_s > 0:
-            self._fold_utilization(event, progress, COMPUTING, 100 * event.computing_s / total_s)
+            self._apply_utilization(event, progress, COMPUTING, 100 * event.computing_s / total_s)
 
-    def _fold_utilization(self, event: TimeUsed | DeviceLoad, progress: RankProgress, name: str, value: float) -> None:
+    def _apply_utilization(self, event: TimeUsed | DeviceLoad, progress: RankProgress, name: str, value: float) -> None:
         name, x = cap_text(name, 64), float(event.step) + progress.offset
         if name not in self._utilization:
             if len(self._utilization) >= MAX_SENSORS:
@@ -298,23 +298,30 @@ class PanelState:
         if not len(table) or x > table.columns[0][-1]:
             table.append((x, value))
 
-    def _fold_checkpoint(self, event: CheckpointSaved, progress: RankProgress) -> None:
+    def _apply_checkpoint(self, event: CheckpointSaved, progress: RankProgress) -> None:
         x, url = float(event.step) + progress.offset, str(event.url)
         self.marks.add(x, "checkpoint", event.rank, f"saved to {url}")
         if not self._is_result_final:
             self.set_action_result(f"saved to {url}, after step {x:,.0f}")
 
-    def _fold_map(self, event: MemoryMapped) -> None:
-        numbers = (*event.segments, *event.blocks, *event.held, event.reserved, event.in_use, event.largest_free)
-        is_whole = len(event.blocks) % 4 == 0 and len(event.holders) == len(event.held) <= MAX_HOLDERS
+    def _apply_memory_snapshot(self, event: MemorySnapshot) -> None:
+        numbers = (
+            *event.segments,
+            *event.blocks,
+            *event.holder_bytes,
+            event.reserved,
+            event.in_use,
+            event.largest_free,
+        )
+        is_whole = len(event.blocks) % 4 == 0 and len(event.holders) == len(event.holder_bytes) <= MAX_HOLDERS
         is_bounded = len(event.segments) <= MAX_SEGMENTS and len(event.blocks) <= 4 * MAX_BLOCKS
         if not (is_whole and is_bounded and all(0 <= number < 2**53 for number in numbers)):
-            raise ValueError("a memory map is incomplete or too large")
-        if event.rank in self.maps or len(self.maps) < MAX_MAPS:
-            self.maps[event.rank] = event
-            self.num_mapped += 1
+            raise ValueError("a memory snapshot is incomplete or too large")
+        if event.rank in self.snapshots or len(self.snapshots) < MAX_SNAPSHOTS:
+            self.snapshots[event.rank] = event
+            self.num_snapshots += 1
 
-    def _fold_plan(self, event: RatePlanned, progress: RankProgress) -> None:
+    def _apply_plan(self, event: LearningRatePlan, progress: RankProgress) -> None:
         num_plans = sum(kind == "plan" for kind, _, _ in self.tables)
         rows = [
             (float(step) + progress.offset, float(rate)) for step, rate in zip(event.steps, event.rates, strict=True)
@@ -325,7 +332,7 @@ class PanelState:
         for row in rows:
             table.append(row)
 
-    def _fold_step(self, event: StepDone, progress: RankProgress) -> None:
+    def _apply_step(self, event: StepDone, progress: RankProgress) -> None:
         loss, rate, step_s, time = (
             float(event.loss), float(event.learning_rate), float(event.step_s), float(event.time)
         )  # fmt: skip
@@ -362,7 +369,7 @@ class PanelState:
             self.marks.add(x, "nan", event.rank)
         progress.is_nan = is_nan
 
-    def _fold_metric(self, event: MetricLogged, progress: RankProgress) -> None:
+    def _apply_metric(self, event: MetricLogged, progress: RankProgress) -> None:
         name, value = cap_text(str(event.name), 64), float(event.value)
         if name not in self.metrics and len(self.metrics) >= MAX_METRICS:
             raise ValueError(f"more than {MAX_METRICS} metrics")
@@ -374,7 +381,7 @@ class PanelState:
         self.metrics[name] = value
         self._record_time(progress, float(event.time), 0.0)
 
-    def _fold_memory(self, event: MemorySample, progress: RankProgress) -> None:
+    def _apply_memory(self, event: MemorySample, progress: RankProgress) -> None:
         time = float(event.time)
         if not math.isfinite(time):
             raise ValueError("a time must be finite")

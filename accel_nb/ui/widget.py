@@ -8,7 +8,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from accel_nb.ui.comm_routing import handle_on_addressed_subshell
+from accel_nb.ui.comm_routing import handle_beside_cells
 
 BUNDLE = Path(__file__).parent / "static" / "widget.js"
 
@@ -30,7 +30,7 @@ class PanelWidget(anywidget.AnyWidget):
     def open(self) -> None:
         """Open the comm; ipywidgets calls this when the widget is made."""
         super().open()
-        handle_on_addressed_subshell(self.comm)
+        handle_beside_cells(self.comm)
 
     def save(self, message: dict[str, Any], buffer: bytes) -> None:
         """Set the final state in one update."""

@@ -99,14 +99,14 @@ export class SidebarChannel {
   }
 
   /** Send a request, even while a cell runs; rejects with the text of the kernel's refusal. */
-  request(about: string, given: JSONObject): Promise<Readonly<Record<string, unknown>>> {
+  request(topic: string, args: JSONObject): Promise<Readonly<Record<string, unknown>>> {
     if (this.current.kind !== 'ready') {
       return Promise.reject(new Error('not connected'));
     }
     const id = (this.lastId += 1);
     return new Promise((resolve, reject) => {
       this.waiting.set(id, { resolve, reject });
-      this.send({ kind: 'ask', id, about, given });
+      this.send({ kind: 'request', id, topic, arguments: args });
     });
   }
 

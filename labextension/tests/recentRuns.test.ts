@@ -126,22 +126,22 @@ describe('sparkline', () => {
 
 describe('RecentRuns', () => {
   it('reads the runs again when one has begun or ended, and drops one that no longer exists', async () => {
-    const asked: string[] = [];
+    const requested: string[] = [];
     let isGone = false;
     const channel = {
-      request: (about: string) => {
-        asked.push(about);
-        return isGone && about === 'run'
+      request: (topic: string) => {
+        requested.push(topic);
+        return isGone && topic === 'run'
           ? Promise.reject(new Error('gone'))
-          : Promise.resolve(about === 'run' ? { id: RUN.id, line: '--cpus 2' } : { runs: [RUN] });
+          : Promise.resolve(topic === 'run' ? { id: RUN.id, line: '--cpus 2' } : { runs: [RUN] });
       }
     } as unknown as SidebarChannel;
     const recent = new RecentRuns(channel, () => undefined);
     await recent.follow('');
-    expect(asked).toEqual([]);
+    expect(requested).toEqual([]);
     await recent.follow('one');
     await recent.follow('one');
-    expect(asked).toEqual(['runs']);
+    expect(requested).toEqual(['runs']);
     recent.show(RUN.id);
     await Promise.resolve();
     await Promise.resolve();
@@ -155,8 +155,8 @@ describe('RecentRuns', () => {
   it('shows a refusal by the kernel until the next change succeeds', async () => {
     let isRefused = true;
     const channel = {
-      request: (about: string) =>
-        isRefused ? Promise.reject(new Error('too long')) : Promise.resolve({ runs: [RUN], about })
+      request: (topic: string) =>
+        isRefused ? Promise.reject(new Error('too long')) : Promise.resolve({ runs: [RUN], topic })
     } as unknown as SidebarChannel;
     const recent = new RecentRuns(channel, () => undefined);
     await recent.label(RUN.id, { name: 'x' });

@@ -8,7 +8,7 @@ import {
 
 const STATE = {
   kind: 'state',
-  version: 2,
+  version: 3,
   devices: [{ name: 'cpu', kind: 'cpu', total_bytes: 1024, free_bytes: 1000 }],
   pool: { state: 'ready', workers: [{ rank: 0, device: 'cpu', pid: 7, memory_bytes: 64 }] },
   notes: [],
@@ -63,17 +63,17 @@ describe('parseSidebarState', () => {
 
 describe('parseReply', () => {
   it('accepts answers and refusals of this version only', () => {
-    expect(parseReply({ kind: 'answer', version: 2, id: 3, body: { a: 1 } })).toEqual({
+    expect(parseReply({ kind: 'answer', version: 3, id: 3, body: { a: 1 } })).toEqual({
       id: 3,
       body: { a: 1 }
     });
-    expect(parseReply({ kind: 'refusal', version: 2, id: 3, text: 'no' })).toEqual({
+    expect(parseReply({ kind: 'refusal', version: 3, id: 3, text: 'no' })).toEqual({
       id: 3,
       refusal: 'no'
     });
     expect(parseReply({ kind: 'answer', version: 1, id: 3, body: {} })).toBeNull();
-    expect(parseReply({ kind: 'answer', version: 2, id: '3', body: {} })).toBeNull();
-    expect(parseReply({ kind: 'answer', version: 2, id: 3, body: [] })).toBeNull();
+    expect(parseReply({ kind: 'answer', version: 3, id: '3', body: {} })).toBeNull();
+    expect(parseReply({ kind: 'answer', version: 3, id: 3, body: [] })).toBeNull();
   });
 });
 

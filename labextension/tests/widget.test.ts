@@ -171,7 +171,7 @@ describe('the widget', () => {
     });
   });
 
-  it('requests a memory map if the device has an allocator', () => {
+  it('requests a memory snapshot if the device has an allocator', () => {
     const { el, model, receive } = start();
     const button = () =>
       [...el.querySelectorAll('button')].find(item => item.textContent === 'blocks')!;
@@ -186,7 +186,7 @@ describe('the widget', () => {
     expect(model.sent.at(-1)).toEqual({
       kind: 'control',
       version: 1,
-      action: { kind: 'map_memory' }
+      action: { kind: 'memory_snapshot' }
     });
     receive(2, { facts: { ...FACTS, ranks, status: 'done' } });
     vi.runAllTimers();

@@ -213,7 +213,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
             "runtime/distributed/process_group.py": "gloo reports no event when its threads release their buffers",
             "accelerator/plain_cells/files/shared_commands.py": "a collective that waits for a command would time out",
             "accelerator/plain_cells/files/file_writes.py": "a rank enters a folder that another one makes, unasked",
-            "accelerator/plain_cells/files/path_view.py": "a rank lists a folder to which another one writes, unasked",
+            "accelerator/plain_cells/files/path_view.py": "rank 0 makes the files that this rank lists, unasked",
         },
     ),
 }

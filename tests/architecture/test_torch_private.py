@@ -25,8 +25,8 @@ OTHERS = {
     "_available", "_hf_hook", "_is_accelerate_prepared", "_is_overflow", "_no_split_modules", "_old_forward",
     "_get_proper_dtype", "_is_package_available", "_original_forward", "_patched", "_warned",
     # cloudpickle, NumPy, IPython, ipykernel, comm, ClearML.
-    "_FileOpeners", "_core", "_function_setstate", "_rand", "_reconstruct", "_render_traceback_", "_reply_subshell_for",
-    "_report_subprocess_enabled", "_supports_kernel_subshells",
+    "_FileOpeners", "_core", "_function_setstate", "_msg_callback", "_rand", "_reconstruct", "_render_traceback_",
+    "_reply_subshell_for", "_report_subprocess_enabled", "_supports_kernel_subshells",
     # torchao's float8 tensor.
     "_data", "_scale",
     # DeepSpeed.

@@ -100,7 +100,7 @@ def test_a_file_that_a_program_names_is_written_for_a_launch(name: str, tmp_path
     assert write_basic_config("bf16", file) == file
     assert write_basic_config("no", file) is False
     _, report = import_file(str(file))
-    assert (report.options["precision"], report.left) == ("bf16", {})
+    assert (report.options["precision"], report.not_imported) == ("bf16", {})
     assert report.options.keys() & {"cpus", "gpus"}
     with pytest.raises(ValueError, match="give one of no, fp16"):
         write_basic_config("fp12", tmp_path / "other.yaml")

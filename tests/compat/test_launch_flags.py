@@ -157,4 +157,4 @@ def test_a_command_of_the_other_package_is_answered_with_ours(
 def test_configurations_of_machines_are_imported(values: dict[str, object], options: int, left: str) -> None:
     found = import_accelerate(values, "default_config.yaml")
     assert found.options["gpus"] == options
-    assert left in found.left
+    assert left in found.not_imported

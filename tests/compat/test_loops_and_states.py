@@ -166,6 +166,16 @@ def test_an_accelerator_is_copied_with_its_arguments_and_what_it_has_prepared() 
     assert pickle.loads(pickle.dumps(loader)).batch_size == 2
 
 
+def test_a_state_of_several_ranks_is_not_built_by_loading_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = pickle.dumps(PartialState())
+    PartialState._reset_state()
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    copied = pickle.loads(saved)
+    assert (copied.process_index, copied.num_processes) == (0, 1)
+    assert not copied.initialized
+
+
 def test_the_variable_of_the_device_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu:1")
     assert str(PartialState().device) == "cpu:1"

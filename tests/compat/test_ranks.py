@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from pathlib import Path
 from typing import Any, cast
 
@@ -132,6 +133,34 @@ def test_ranks_with_equally_many_samples_gather_in_a_block_for_uneven_inputs(is_
     (first, gathered), (second, other) = run_ranks(gather_in_a_block, 2, is_even)
     assert (first, second) == ([0, 1, 4, 0], [2, 3, 1, 2])
     assert gathered == other == first + second
+
+
+def copy_state(world: World, folder: Path) -> tuple[list[int], int]:
+    """Save records that hold a state by torch.save on one rank, load them on each; return ranks before and after."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator, PartialState
+    from accelerate.state import AcceleratorState
+
+    states: Any = PartialState(), Accelerator(mixed_precision="bf16").state
+    if world.is_main:
+        torch.save(states, folder / "arguments.bin")
+    states[0].wait_for_everyone()
+    PartialState._reset_state()
+    alone = torch.load(folder / "arguments.bin", weights_only=False)[0]
+    state, full = torch.load(folder / "arguments.bin", weights_only=False)
+    state.wait_for_everyone()
+    assert AcceleratorState().mixed_precision == full.mixed_precision == "bf16"
+    return [
+        alone.process_index,
+        state.process_index,
+        copy.deepcopy(state).process_index,
+        full.process_index,
+    ], state.num_processes
+
+
+def test_a_state_in_a_saved_record_is_loaded_as_that_of_its_process(tmp_path: Path) -> None:
+    assert run_ranks(copy_state, 2, tmp_path) == [([rank] * 4, 2) for rank in range(2)]
 
 
 def count_samples(world: World) -> tuple[list[int], list[int]]:

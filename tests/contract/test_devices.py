@@ -19,7 +19,7 @@ from accel_nb.data.prefetch import BatchPrefetcher, StreamTransfer
 from accel_nb.precision.choice import choose_precision
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices import registry
-from accel_nb.runtime.devices.accelerator import Accelerator
+from accel_nb.runtime.devices.accelerator import GenericDevice
 from accel_nb.runtime.devices.base import DeviceType
 from accel_nb.runtime.devices.cuda import Cuda
 from accel_nb.runtime.devices.registry import default_type, device_type, is_meta, type_of_backend
@@ -213,7 +213,7 @@ def test_a_registered_type_is_planned_for_seeded_and_freed(fake: FakeDevice) -> 
 def test_a_name_that_is_not_registered_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_loaded", {})
     found = device_type("mtia:1")
-    assert isinstance(found, Accelerator)
+    assert isinstance(found, GenericDevice)
     assert (found.name, found.has_streams, found.backend) == ("mtia", False, "gloo")
     assert found.is_available() == torch.mtia.is_available()
     assert device_type("meta").has_addresses

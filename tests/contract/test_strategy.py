@@ -301,7 +301,7 @@ def refuses_local(world: World, strategy: str) -> bool:
 
 
 def test_gradients_stay_on_each_rank_while_they_are_kept_local(strategy: str) -> None:
-    if not StrategyRegistry().get(strategy.partition(" ")[0]).capabilities.keeps_local:
+    if not StrategyRegistry().get(strategy.partition(" ")[0]).capabilities.supports_local_gradients:
         assert all(on_smallest_world(strategy, refuses_local))
         return
     per_rank = on_smallest_world(strategy, keeps_local)

@@ -34,7 +34,7 @@ def pool(pool_and_engine):
 
 
 def after(seconds: float):
-    """Return presses(): none until ``seconds`` have passed, then one."""
+    """Return a function that counts interrupts: none until ``seconds`` have passed, then one."""
     start = time.monotonic()
     return lambda: int(time.monotonic() - start > seconds)
 
@@ -98,7 +98,7 @@ FINISH = "finish_requested.wait(100)\nraise KeyboardInterrupt"
 
 def test_ranks_that_finish_by_themselves_keep_their_group(pool):
     run_code(pool, FINISHING.format(will=True))
-    answers, reason = run_code(pool, FINISH, num_interrupts=after(0.2), finishes=True)
+    answers, reason = run_code(pool, FINISH, num_interrupts=after(0.2), may_finish_step=True)
     assert reason == "interrupt"
     assert {answer.outcome for answer in answers} == {"interrupted"}
     answers, _ = run_code(pool, "result = globals().get('reopened', 0) - before")
@@ -114,7 +114,7 @@ def test_a_rank_that_will_not_finish_is_interrupted_at_once(pool):
         "threading.Event().wait(100)",
         REDUCE + "threading.Event().wait(100)",
         num_interrupts=after(0.2),
-        finishes=True,
+        may_finish_step=True,
     )
     assert reason == "interrupt"
     assert {answer.outcome for answer in answers} <= {"interrupted", "raised"}
@@ -126,7 +126,10 @@ def test_a_second_interrupt_does_not_wait_for_the_end_of_a_step(pool):
     run_code(pool, FINISHING.format(will=True))
     start = time.monotonic()
     answers, _ = run_code(
-        pool, "threading.Event().wait(100)", num_interrupts=lambda: int((time.monotonic() - start) / 0.3), finishes=True
+        pool,
+        "threading.Event().wait(100)",
+        num_interrupts=lambda: int((time.monotonic() - start) / 0.3),
+        may_finish_step=True,
     )
     assert "done" not in {answer.outcome for answer in answers}
     assert results(pool) == HEALTHY
@@ -134,7 +137,7 @@ def test_a_second_interrupt_does_not_wait_for_the_end_of_a_step(pool):
 
 def test_a_timeout_allows_ranks_to_finish_too(pool):
     run_code(pool, FINISHING.format(will=True))
-    answers, reason = run_code(pool, FINISH, timeout_s=0.2, finishes=True)
+    answers, reason = run_code(pool, FINISH, timeout_s=0.2, may_finish_step=True)
     assert reason == "timeout"
     assert {answer.outcome for answer in answers} == {"interrupted"}
 
@@ -142,7 +145,7 @@ def test_a_timeout_allows_ranks_to_finish_too(pool):
 def test_an_interrupt_that_comes_before_the_user_code_is_not_lost(pool, tmp_path):
     ready, num_asked = tmp_path / "ready", 0
 
-    def presses() -> int:
+    def num_interrupts() -> int:
         nonlocal num_asked
         num_asked += 1
         if num_asked == 3:  # the ranks have received the request at the first
@@ -151,7 +154,7 @@ def test_an_interrupt_that_comes_before_the_user_code_is_not_lost(pool, tmp_path
 
     wait = f"import os, threading\nwhile not os.path.exists({str(ready)!r}):\n    threading.Event().wait(0.01)"
     body = {"before": wait, "code": "threading.Event().wait(100)"}
-    answers, reason = pool.run("run", dict.fromkeys(range(2), body), Recorder(), num_interrupts=presses)
+    answers, reason = pool.run("run", dict.fromkeys(range(2), body), Recorder(), num_interrupts=num_interrupts)
     assert (reason, [answer.outcome for answer in answers]) == ("interrupt", ["interrupted"] * 2)
     assert results(pool) == HEALTHY
 
@@ -170,8 +173,8 @@ def test_endless_loop_is_interrupted(pool):
 
 def test_a_rank_that_ignores_the_interrupt_is_killed_and_replaced(pool):
     deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
-    presses = iter([0] * 6 + [1] * 40 + [2] * 10_000)  # the other rank has ended before the second
-    answers, reason = run_code(pool, deaf, "while True: pass", num_interrupts=lambda: next(presses))
+    num_interrupts = iter([0] * 6 + [1] * 40 + [2] * 10_000)  # the other rank has ended before the second
+    answers, reason = run_code(pool, deaf, "while True: pass", num_interrupts=lambda: next(num_interrupts))
     assert reason == "interrupt"
     assert {answer.rank: answer.outcome for answer in answers} == {0: "died", 1: "interrupted"}
     assert results(pool) == HEALTHY
@@ -191,7 +194,7 @@ except KeyboardInterrupt:
 
 
 def all_have_printed(recorder: Recorder, *words: bytes):
-    """Return presses(): one for each of the words that both ranks have printed."""
+    """Return a function that counts interrupts: one for each of the words that both ranks have printed."""
     return lambda: sum(all(word in recorder.text.get((rank, "stdout"), b"") for rank in range(2)) for word in words)
 
 
@@ -209,8 +212,8 @@ def test_code_that_handles_an_interrupt_may_take_long(pool):
 def test_code_that_handles_an_interrupt_is_interrupted_again_by_a_second_one(pool):
     run_code(pool, "kept = 7")
     recorder = Recorder()
-    presses = all_have_printed(recorder, b"go", b"handling")
-    answers, _ = run_code(pool, HANDLING.format(seconds=60), recorder=recorder, num_interrupts=presses)
+    num_interrupts = all_have_printed(recorder, b"go", b"handling")
+    answers, _ = run_code(pool, HANDLING.format(seconds=60), recorder=recorder, num_interrupts=num_interrupts)
     assert [answer.outcome for answer in answers] == ["interrupted"] * 2
     answers, _ = run_code(pool, "result = kept")
     assert [answer.body["result"] for answer in answers] == [7, 7]
@@ -229,7 +232,7 @@ import signal, sys
 def interrupt(frame, event, arg):
     if event == "call" and frame.f_code.co_name == "__exit__":
         sys.setprofile(None)
-        worker._interrupted = worker._running
+        worker._interrupted_request = worker._running_request
         signal.raise_signal(signal.SIGINT)
 sys.setprofile(interrupt)
 """

@@ -60,7 +60,7 @@ def test_a_kill_for_lack_of_memory_is_distinguished_from_another_one(tmp_path: P
     (tmp_path / "self" / "cgroup").write_text("0::/\n")
     counter.write_text("oom_kill 0\n")
     kill = "import os\nos.kill(os.getpid(), 9)"
-    with running_pool(2, kills=KillCounters(tmp_path, tmp_path)) as (pool, _):
+    with running_pool(2, kill_counters=KillCounters(tmp_path, tmp_path)) as (pool, _):
         for before, why in ((f"open({str(counter)!r}, 'w').write('oom_kill 1')\n", "group"), ("", "other")):
             answers, reason = run_code(pool, before + kill, "import threading; threading.Event().wait(100)")
             assert reason == "death"

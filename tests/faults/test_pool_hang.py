@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.pool.messages import QueryPosition
+from accel_nb.pool.messages import QueryLocation
 from accel_nb.pool.pool import HANG
 from tests.support.pools import HEALTHY, Recorder, results, run_code, running_pool
 
@@ -65,7 +65,7 @@ def test_a_rank_that_has_ended_and_is_waited_for_is_named(pool):
     rank, line = hang(pool, REDUCE, "pass")
     assert rank == 1
     assert "rank 0 waits in all_reduce" in line
-    assert "rank 1 has ended and does not come" in line
+    assert "rank 1 has ended and does not enter it" in line
 
 
 def test_a_rank_that_ended_is_missed_after_a_request_whose_ranks_were_stopped_at_different_collectives(pool):
@@ -106,7 +106,7 @@ def test_a_stopped_process_that_reads_no_queries_does_not_block(running):
 
         def on_message(self, rank: int, topic: str, body: dict[str, Any]) -> None:
             super().on_message(rank, topic, body)
-            assert all(engine.send(1, QueryPosition(0), urgent=True) for _ in range(600))
+            assert all(engine.send(1, QueryLocation(0), urgent=True) for _ in range(600))
 
     recorder = Asking()
     _, reason = run_code(

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel_nb.accelerator.training.run_control import NO_MEMORY_MAP
+from accel_nb.accelerator.training.run_control import NO_MEMORY_SNAPSHOT
 from accel_nb.runs import RunRegistry
 from accel_nb.runs.record import read_metrics
 from tests.conftest import wait_for
@@ -74,9 +74,10 @@ def test_a_run_is_controlled_attached_to_and_comes_back_between_two_cells(kernel
     assert re.search(r"step \d+ is being saved\n$", say(kernel, "checkpoint"))
     kernel.run("session = get_ipython().magics_manager.magics['cell']['accelerate'].__self__.session")
     kernel.run(
-        "from accel_nb.telemetry.actions import MapMemory\nrequest = session.last_run.controls.request(MapMemory())"
+        "from accel_nb.telemetry.actions import TakeMemorySnapshot\n"
+        "request = session.last_run.controls.request(TakeMemorySnapshot())"
     )
-    assert kernel.value("(request.wait(20), request.text)") == (True, NO_MEMORY_MAP)
+    assert kernel.value("(request.wait(20), request.text)") == (True, NO_MEMORY_SNAPSHOT)
     looked = say(kernel, "inspect num_steps model nothing").splitlines()
     assert int(looked[0].removeprefix("num_steps = ")) > 1
     assert looked[1:] == ["model = Linear with 2 parameters", "nothing = (no such name in the cell)"]

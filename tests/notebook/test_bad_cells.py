@@ -197,7 +197,15 @@ def test_unknown_commands_get_the_nearest_name(kernel):
     assert output.error is not None
     assert "did you mean 'status'?" in output.error[1]
     assert "takes names of variables" in str(kernel.run("%accelerate pull").error)
-    assert "no rank 9" in str(kernel.run("%accelerate logs 9").error)
+    assert "no rank 9; the last cell ran on ranks 0 and 1" in str(kernel.run("%accelerate logs 9").error)
+
+
+@pytest.mark.parametrize("line", ["%accelerate --help", "%accelerate help", "%%accelerate --help\nsome text"])
+def test_help_lists_every_flag(kernel, line):
+    shown = kernel.run(line).stdout
+    assert "--precision no|fp16" in shown
+    assert "--resume auto|PATH" in shown
+    assert ("status|wait|" in shown) is not line.startswith("%%")
 
 
 def test_a_timeout_ends_the_cell(kernel):

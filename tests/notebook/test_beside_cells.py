@@ -66,3 +66,32 @@ def test_panel_and_sidebar_are_answered_while_a_cell_runs(kernel: Kernel):
     control = {"kind": "control", "action": {"kind": "stop"}}
     browser.send("comm_msg", {"comm_id": panel, "data": {"method": "custom", "content": control}})
     assert browser.receive("stream", cell)["text"] == "[{'kind': 'stop'}]"
+
+
+PLOT = f"""
+%matplotlib inline
+import threading, matplotlib.pyplot as plt
+answered = threading.Event()
+get_ipython().kernel.comm_manager.register_target("answered", lambda comm, message: answered.set())
+figure, axes = plt.subplots()
+print("plotting", flush=True)
+answered.wait({WAIT_S})
+axes.plot([1, 2])
+print(plt.get_fignums(), end="")
+"""
+
+
+@pytest.mark.skipif(kernel_version < (7, 0), reason="older kernels handle no message while a cell runs")
+def test_a_message_to_the_sidebar_does_not_show_the_figures_that_a_cell_is_drawing(kernel: Kernel):
+    browser, sidebar = Browser(kernel), uuid.uuid4().hex
+    opened = browser.send(
+        "comm_open", {"comm_id": sidebar, "target_name": "accel_nb.sidebar", "data": {}}, beside=False
+    )
+    assert browser.receive("comm_msg", opened)["data"]["kind"] == "state"
+
+    cell = browser.run(PLOT)
+    assert browser.receive("stream", cell)["text"] == "plotting\n"
+    asked = browser.send("comm_msg", {"comm_id": sidebar, "data": {"kind": "refresh"}})
+    assert browser.receive("comm_msg", asked)["data"]["kind"] == "state"
+    browser.send("comm_open", {"comm_id": uuid.uuid4().hex, "target_name": "answered", "data": {}})
+    assert browser.receive("stream", cell)["text"] == "[1]"

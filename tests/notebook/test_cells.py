@@ -245,7 +245,7 @@ def test_line_magics_answer(kernel):
     assert "2 workers" in kernel.run("%accelerate plan --cpus 2").stdout
     assert "precision" in kernel.run("%accelerate config --precision bf16").stdout
     assert '"stage": 3' in kernel.run("%accelerate config deepspeed --zero-stage 3").stdout
-    assert "sent with the next cell" in kernel.run("x = 1\n%accelerate push x").stdout
+    assert "sent with the next cell that uses it\n" in kernel.run("x = 1\n%accelerate push x").stdout
     assert "workers ended" in kernel.run("%accelerate restart").stdout
     assert done(kernel, "print('again')").stdout == "again\n"
 

@@ -77,7 +77,7 @@ def test_an_interrupted_cell_loses_no_weights(kernel) -> None:
     endless = PLAIN + "print('go', flush=True)\nwhile True:\n" + "    for x, y in loader: model(x).sum()\n"
     output = run(kernel, endless, FLAGS, interrupt_on="go")
     assert output.error is not None
-    assert any("come back with the next cell" in text for text in output.texts)
+    assert any("the next cell returns them" in text for text in output.texts)
     assert kernel.value("torch.equal(model[0].weight, before)")
     assert "True" in done(kernel, "print(model[0].weight.shape == (16, 6))", FLAGS).stdout
     assert not kernel.value("torch.equal(model[0].weight, before)")

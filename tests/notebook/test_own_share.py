@@ -66,6 +66,24 @@ def test_a_cell_that_uses_the_accelerator_and_does_not_prepare_is_reported(kerne
     assert "its AdamW is not prepared: every worker trains alone" in output.stderr
 
 
+@pytest.mark.parametrize("flags", ["", "--precision fp16", "--strategy deepspeed"])
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_an_optimizer_that_the_cell_has_prepared_is_not_reported(kernel, flags, is_counted):
+    setup(kernel)
+    counted = """
+step, num_steps = optimizer.step, 0
+def count(*args, **kwargs):
+    global num_steps
+    num_steps += 1
+    return step(*args, **kwargs)
+optimizer.step = count
+"""
+    loop = "for x, y in loader:\n    accelerator.backward(F.cross_entropy(model(x.float()), y))\n    optimizer.step()\n"
+    prepare = "model, optimizer, loader = accelerator.prepare(model.float(), optimizer, loader)\n"
+    output = done(kernel, prepare + counted * is_counted + loop, f"--cpus 2 {flags}")
+    assert output.stderr == ""
+
+
 def test_weights_in_no_module_are_trained_as_on_one_device(kernel):
     loop = """
 w = torch.zeros(6, requires_grad=True, dtype=torch.float64)
@@ -121,7 +139,7 @@ def test_workers_that_wait_for_one_which_stopped_early_are_called_back(kernel):
     assert output.error is not None
     assert output.error[0] == "PoolError"
     assert "ranks waited in a collective that others never reach" in output.error[1]
-    assert any("rank 0 has ended and does not come: look for a branch" in text for text in output.texts)
+    assert any("rank 0 has ended and does not enter it: look for a branch" in text for text in output.texts)
     assert kernel.value("(epoch, bool((model[0].weight != before).all()))") == (1, True)
     assert done(kernel, SUMMED.format(decision="pass")).stderr == ""
 

@@ -163,6 +163,25 @@ def test_unused_parameters_are_found_in_the_first_step_and_training_goes_on() ->
     assert results[1][1] == []
 
 
+def removes_gradients(world: World) -> list[str]:
+    """Remove gradients of the first backward pass, as code that keeps a layer fixed at first does; return warnings."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = Accelerator(world=world)
+    accelerator.prepare(model, optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        accelerator.backward(model(torch.ones(4, 3)).sum())
+        model[1].weight.grad = None
+        optimizer.step()
+    accelerator.close()
+    return [str(item.message) for item in caught if "took no part" in str(item.message)]
+
+
+def test_parameters_whose_gradients_are_removed_count_as_used() -> None:
+    assert run_ranks(removes_gradients, 2) == [[], []]
+
+
 def leaves_out_on_rank_0(world: World) -> str:
     """Leave a part of the model out in the second step, on one rank alone; return each rank's error."""
     ddp_strategy._ALL_RANKS_S = 1.0  # in this process of the test

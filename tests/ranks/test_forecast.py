@@ -116,7 +116,9 @@ def test_sharded_ranks_hold_what_was_forecast(name: str, half: torch.dtype | Non
     held, _ = results[0]
     assert {part: getattr(expected, part) for part in PARTS} == pytest.approx(held, rel=0.1)
     for _, peak in results:
-        assert expected.gradients + expected.activations + expected.exchange == pytest.approx(peak, rel=0.25)
+        assert expected.gradients + expected.activations + expected.communication_buffers == pytest.approx(
+            peak, rel=0.25
+        )
 
 
 def perceptron() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -158,4 +160,4 @@ def test_half_precision_is_forecast_where_weights_outweigh_activations() -> None
     )
     for peaks in run_ranks(passes_of_a_perceptron, 2):
         assert ddp.activations == pytest.approx(peaks["ddp"], rel=0.1)
-        assert fsdp.gradients + fsdp.activations + fsdp.exchange == pytest.approx(peaks["fsdp"], rel=0.15)
+        assert fsdp.gradients + fsdp.activations + fsdp.communication_buffers == pytest.approx(peaks["fsdp"], rel=0.15)

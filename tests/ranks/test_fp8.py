@@ -201,7 +201,7 @@ def test_copies_are_plain_and_a_trial_finds_which_is_faster() -> None:
     model, optimizer = net()
     accelerator = build(World(), "single", trial_rows=16, skip_modules=["head"])
     accelerator.prepare(model, optimizer)
-    (line,) = [note for note in accelerator.describe()["notes"] if note.startswith("trial of 4 layers on 16 rows")]
+    (line,) = [note for note in accelerator.describe()["notes"] if note.startswith("benchmark of 4 layers on 16 rows")]
     assert "times as" in line
     assert model(torch.empty(0, 8)).shape == (0, 4)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

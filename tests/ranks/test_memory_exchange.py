@@ -138,7 +138,7 @@ def interrupted(world: World, folder: str, how: str) -> str:
         if how == "signal":
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         elif how == "cut":
-            comm.group.cut_connections()
+            comm.group.shut_down_connections()
 
     thread = threading.Thread(target=act_when_waiting)
     thread.start()
@@ -260,7 +260,7 @@ def position(world: World, folder: str) -> list[object]:
     assert last is not None
     assert after is not None
     assert after.sequence == last.sequence + has_records
-    return [last.operation, last.sizes, last.is_open, last.is_of_all, last.group == after.group]
+    return [last.operation, last.sizes, last.is_open, last.includes_all_ranks, last.group == after.group]
 
 
 def test_the_last_collective_may_be_an_exchange(tmp_path):

@@ -39,6 +39,18 @@ def batch_norm_of_images(run: Run) -> None:
             run.print(model(x).norm())
 
 
+def batch_norm_of_centred_values(run: Run) -> None:
+    """Normalize what a linear layer computes from normalized values, as in MobileNet: its means are rounding."""
+
+    class Counting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            run.row_counts.write(f"{len(x)} ")
+            return x
+
+    norms = (nn.BatchNorm1d(10), nn.Linear(10, 10, bias=False), nn.BatchNorm1d(10))
+    train(run, nn.Sequential(Counting(), mlp(*norms)), squared, loader(num_samples=24))
+
+
 def penalty_through_batch_norm(run: Run) -> None:
     def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
         x = x.clone().requires_grad_()
@@ -51,6 +63,12 @@ def penalty_through_batch_norm(run: Run) -> None:
 
 def dropout(run: Run) -> None:
     train(run, mlp(nn.Dropout(0.4)), squared)
+
+
+def random_slopes_in_evaluation(run: Run) -> None:
+    """`RReLU` draws random numbers in training only."""
+    train(run, mlp(nn.RReLU()).eval(), squared)
+    run.print(torch.rand(()))
 
 
 def functional_noise(run: Run) -> None:
@@ -548,7 +566,9 @@ DIVIDED = [
     conjugated_values, results_with_attributes,
     optimizer_carried_by_the_model,
     gradients_assigned_by_data, temperature_with_its_own_optimizer, loaders_without_end,
-    batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
+    batch_norm, batch_norm_of_images, batch_norm_of_centred_values, penalty_through_batch_norm,
+    dropout, functional_noise, attention,
+    random_slopes_in_evaluation,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
     two_loaders, accumulated, nested_outputs, squeezed, branch_without_effect, own_sampler, part_and_whole,
@@ -623,6 +643,10 @@ def test_a_branch_without_effect_keeps_calls_divided(on_ranks: Any) -> None:
     counts = on_ranks["branch_without_effect"].row_counts
     assert 8 in counts, "the whole batch is computed where ranks took different branches"
     assert counts[-1] < 8
+
+
+def test_means_that_are_rounding_keep_calls_divided(on_ranks: Any) -> None:
+    assert on_ranks["batch_norm_of_centred_values"].row_counts[-1] < 8
 
 
 def run_late_mixing(world: World, options: dict[str, Any]) -> tuple[Values, list[str]]:

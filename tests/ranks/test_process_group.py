@@ -50,7 +50,7 @@ def blocked_until_cut(world: World, folder: str, where: str) -> dict[str, Any]:
         def cut_when_blocked() -> None:
             entered.wait()
             store.get("peer is elsewhere")  # blocks until the other rank says that it will not come
-            facts["cut"] = group.cut_connections()
+            facts["cut"] = group.shut_down_connections()
             facts["time"] = time.perf_counter()
 
         monitor = threading.Thread(target=cut_when_blocked)
@@ -125,7 +125,7 @@ def cut_in_backward(world: World, folder: str) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if world.rank == 0:
         loss = model(torch.ones(2, 3)).sum()
-        cutter = threading.Thread(target=lambda: (store.get("elsewhere"), group.cut_connections()))
+        cutter = threading.Thread(target=lambda: (store.get("elsewhere"), group.shut_down_connections()))
         cutter.start()
         try:
             accelerator.backward(loss)
@@ -165,7 +165,7 @@ def cut_spares_others(world: World, folder: str) -> bool:
     client = socket.create_connection(server.getsockname())
     peer, _ = server.accept()
     dist.barrier()
-    group.cut_connections()
+    group.shut_down_connections()
     client.sendall(b"alive")
     alive = peer.recv(5) == b"alive"
     for connection in (client, peer, server):

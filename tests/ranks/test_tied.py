@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.runtime.tensors.tied import find_tied, move_tied, retie
+from accel_nb.runtime.tensors.tied import find_tied, move_tied, tie_again
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
@@ -73,7 +73,7 @@ def test_a_plain_move_unties_and_names_tie_again() -> None:
     groups = find_tied(model)
     model.double()
     assert model.head.weight is not model.embed.weight
-    retie(model, groups)
+    tie_again(model, groups)
     assert model.head.weight is model.embed.weight
 
 

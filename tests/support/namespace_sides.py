@@ -44,9 +44,9 @@ class Sides:
         received = self.receiver.receive(
             build_record(ReturnRecord, json.loads(json.dumps(packed.record.to_body()))), packed.payloads, self.kernel
         )
-        self.ledger.record_sent(received.paths, self.kernel, received.sums)
+        self.ledger.record_sent(received.paths, self.kernel, received.checksums)
         self.ledger.record_deleted(received.removed)
-        return received.kept | received.failed
+        return received.not_returned | received.failed
 
     def close(self) -> None:
         self.returner.close()

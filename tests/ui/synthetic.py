@@ -10,10 +10,10 @@ from typing import Any
 from accel_nb.telemetry.allocator_blocks import condense_snapshot
 from accel_nb.telemetry.events import (
     Event,
-    MemoryMapped,
+    LearningRatePlan,
     MemorySample,
+    MemorySnapshot,
     MetricLogged,
-    RatePlanned,
     StepDone,
     WorkerPrepared,
 )
@@ -49,13 +49,13 @@ def training_events(
             yield MetricLogged(0, step, time, "val/loss", 0.3 + 2.2 * math.exp(-3.5 * step / num_steps))
 
 
-def rate_plan(num_steps: int, *, start: float = 1.7e9) -> RatePlanned:
+def rate_plan(num_steps: int, *, start: float = 1.7e9) -> LearningRatePlan:
     """Return what the schedule of `training_events` was going to do in half as many steps more."""
     steps = tuple(range(1, 3 * num_steps // 2))
-    return RatePlanned(0, 1, start, steps, tuple(_rate(step, num_steps) for step in steps))
+    return LearningRatePlan(0, 1, start, steps, tuple(_rate(step, num_steps) for step in steps))
 
 
-def memory_map(rank: int, step: int, *, start: float = 1.7e9) -> MemoryMapped:
+def memory_snapshot(rank: int, step: int, *, start: float = 1.7e9) -> MemorySnapshot:
     """Return the blocks of a device that never was, with crumbs between the large ones."""
     noise = random.Random(rank)
     segments: list[dict[str, Any]] = []
@@ -74,7 +74,7 @@ def memory_map(rank: int, step: int, *, start: float = 1.7e9) -> MemoryMapped:
         "losses (line 12)": 96 * MIB,
         "<b>cache</b> (line 3)": 24 * MIB,
     }
-    return MemoryMapped(
+    return MemorySnapshot(
         rank=rank,
         step=step,
         time=start,
@@ -85,7 +85,7 @@ def memory_map(rank: int, step: int, *, start: float = 1.7e9) -> MemoryMapped:
         segments=found.segments,
         blocks=tuple(number for block in found.blocks for number in block),
         holders=tuple(holders),
-        held=tuple(holders.values()),
+        holder_bytes=tuple(holders.values()),
     )
 
 

@@ -20,7 +20,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from accel_nb.ui.panel import Panel
-from tests.ui.synthetic import memory_map, rate_plan, training_events
+from tests.ui.synthetic import memory_snapshot, rate_plan, training_events
 
 from accel_nb.ui.run_comparison import EarlierRuns
 
@@ -57,7 +57,7 @@ RUN_COMPARED = f"""
 run_before("baseline", 400)
 run_before("<b>wide</b>", 900)
 panel = Panel("digits", 2, earlier=earlier)
-panel.feed([rate_plan({NUM_STEPS}), memory_map(0, 60), memory_map(1, 60)])
+panel.feed([rate_plan({NUM_STEPS}), memory_snapshot(0, 60), memory_snapshot(1, 60)])
 feed(events)
 panel.finish("done")
 """
@@ -87,7 +87,7 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
     wait_until_ran(page, 1)  # the finished output takes the running one's place
     expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
-    expect(panel.locator("canvas")).to_have_count(6)  # the loss, two memory maps, three small charts
+    expect(panel.locator("canvas")).to_have_count(6)  # the loss, two memory charts, three small charts
     drawn = panel.locator(".accel-nb-section").first.get_attribute("data-points-drawn") or ""
     assert int(drawn) > 2 * NUM_STEPS, "two ranks and their mean"
     expect(panel.locator(".accel-nb-rank-flag", has_text="slow")).to_have_count(1)

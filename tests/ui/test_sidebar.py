@@ -36,7 +36,7 @@ while True:
 FORGED = """
 from comm import create_comm
 forged = create_comm(target_name="accel_nb.sidebar", data={
-    "kind": "state", "version": 2, "pool": {"state": "<img src=x onerror='window.accelNbForged=1'>", "workers": [
+    "kind": "state", "version": 3, "pool": {"state": "<img src=x onerror='window.accelNbForged=1'>", "workers": [
         {"rank": "<b>", "device": "<script>window.accelNbForged=1</script>", "pid": "<b>"}]},
     "devices": [{"name": "<img src=x onerror='window.accelNbForged=1'>", "kind": [], "total_bytes": -1}], "notes": 7})
 """

@@ -92,7 +92,7 @@ def test_tensors_at_offsets_that_no_view_can_have_are_not_leased(tmp_path: Path)
         path.write_bytes(len(own).to_bytes(8, "little") + own + bytes(8))
         tensors = list(open_safetensors(path).tensors.values())
         can_view = tensors[0].offset % 4 == 0
-        assert mmap_weights.can_lease(tensors, rows_only=True) == can_view
+        assert mmap_weights.can_lease(tensors, reads_few_rows=True) == can_view
         assert can_view or not mmap_weights.can_lease(tensors)
 
 
@@ -182,7 +182,7 @@ def test_of_a_table_only_rows_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     resident = Looking()
     path = save_single(resident, tmp_path)
     model = on_disk(Looking, path)
-    assert {unit.name: unit.rows_only for unit in stream(model)._order} == {"table": True, "clipped": False}
+    assert {unit.name: unit.reads_few_rows for unit in stream(model)._order} == {"table": True, "clipped": False}
     with torch.no_grad():
         for _ in range(2):
             assert torch.equal(model(TOKENS), resident(TOKENS))

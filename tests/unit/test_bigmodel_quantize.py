@@ -14,7 +14,7 @@ from torch import nn
 import accel_nb
 from accel_nb.bigmodel.loading.bnb import BnbQuantizationConfig, load_and_quantize_model
 from accel_nb.bigmodel.loading.load import load_checkpoint_in_model
-from accel_nb.bigmodel.loading.quantized_files import RECORD, quantize_checkpoint, save_quantized
+from accel_nb.bigmodel.loading.quantized_files import DESCRIPTION_FILE, quantize_checkpoint, save_quantized
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.dispatch import get_prefetcher, remove_hook_from_submodules
 from accel_nb.bigmodel.quantization.kernels import METHODS, Quantization
@@ -156,8 +156,8 @@ def test_a_model_that_is_a_layer_itself_has_none_to_replace(model: nn.Module) ->
 
 
 def wrong_record(folder: Path, **changes: Any) -> None:
-    record = json.loads((folder / RECORD).read_text())
-    (folder / RECORD).write_text(json.dumps({**record, **changes}))
+    record = json.loads((folder / DESCRIPTION_FILE).read_text())
+    (folder / DESCRIPTION_FILE).write_text(json.dumps({**record, **changes}))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class RecordingTransfer(HostTransfer):
         self.gains = gains
         self.readers: set[int] = set()
 
-    def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
+    def can_lease(self, sources: Sequence[WeightSource], *, reads_few_rows: bool = False) -> bool:
         return False
 
     def benefits_from_prefetch(self, sources: Sequence[WeightSource]) -> bool:

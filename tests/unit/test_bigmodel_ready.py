@@ -14,8 +14,8 @@ import accel_nb
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.layerwise_casting import attach_layerwise_casting_hooks
 from accel_nb.bigmodel.offload.sequential_offload import cpu_offload_with_hook
+from accel_nb.bigmodel.planning.forward_cost import measure_forward_cost
 from accel_nb.bigmodel.planning.sizes import compute_module_sizes
-from accel_nb.bigmodel.planning.workload import measure_demand
 from accel_nb.errors import ConfigError
 from tests.support.checkpoints import save_sharded
 from tests.support.transformer import Transformer
@@ -57,21 +57,22 @@ def test_room_is_left_for_the_example_and_its_pace_is_reported(
         assert "of activations" in reported
         assert re.search(r"a forward is expected to take \S+ s: \S+ s of computing and \S+ s of waiting", reported)
         assert "typical" not in reported, "it was measured"
-    demands = [measure_demand(resident, (torch.zeros(batch, 16, dtype=torch.long),)) for batch in (1, 4)]
-    assert resident_bytes[1] - resident_bytes[4] >= demands[1].activations - demands[0].activations - block > 0
+    costs = [measure_forward_cost(resident, (torch.zeros(batch, 16, dtype=torch.long),)) for batch in (1, 4)]
+    assert resident_bytes[1] - resident_bytes[4] >= costs[1].activations - costs[0].activations - block > 0
 
 
 def test_the_demand_of_a_forward_is_found_without_values() -> None:
     with init_empty_weights():
         model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-    demand = measure_demand(model, (torch.empty(8, 64),))
-    assert demand.activations == 2 * 8 * 256 * 4, "before and after the activation function"
-    assert demand.flops == 2 * 2 * 8 * 64 * 256
-    assert demand.flops_of == {"": demand.flops, "0": demand.flops // 2, "2": demand.flops // 2}
+    cost = measure_forward_cost(model, (torch.empty(8, 64),))
+    assert cost.activations == 2 * 8 * 256 * 4, "before and after the activation function"
+    assert cost.flops == 2 * 2 * 8 * 64 * 256
+    assert cost.flops_by_module == {"": cost.flops, "0": cost.flops // 2, "2": cost.flops // 2}
     assert (
-        measure_demand(model, (torch.empty(8, 64, dtype=torch.bfloat16),), dtype="bfloat16").activations == 8 * 256 * 4
+        measure_forward_cost(model, (torch.empty(8, 64, dtype=torch.bfloat16),), dtype="bfloat16").activations
+        == 8 * 256 * 4
     )
-    attention = measure_demand(Transformer(), (torch.zeros(2, 16, dtype=torch.long),))
+    attention = measure_forward_cost(Transformer(), (torch.zeros(2, 16, dtype=torch.long),))
     assert attention.kv_cache == 2 * (2 * 16 * 32) * 4
 
     class Choosing(nn.Linear):
@@ -79,7 +80,7 @@ def test_the_demand_of_a_forward_is_found_without_values() -> None:
             return super().forward(input) if input.sum() > 0 else input
 
     with pytest.raises(ConfigError, match=r"without values: .*give activations="):
-        measure_demand(Choosing(2, 2), (torch.ones(1, 2),))
+        measure_forward_cost(Choosing(2, 2), (torch.ones(1, 2),))
 
 
 @pytest.mark.parametrize(

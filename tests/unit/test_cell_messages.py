@@ -28,7 +28,7 @@ REQUEST = RunRequest(
     shared=("a", "b"), is_plain=True,
     only_reads_accelerator=False, uses_accelerator=False, may_depend_on_rank=False, is_empty=False, call=None,
     sources={"cell": ["x = 1", "[3]"]}, config="{}", cwd="/", sys_path=("/lib",), variables={"A": None}, settings={},
-    is_partial=False, has_lost_ranks=False, is_idle=False,
+    is_on_some_ranks=False, has_lost_ranks=False, is_idle=False,
 )  # fmt: skip
 REPLY = TaskReply(
     error=ErrorReport("ValueError", "builtins", "no", ("line",), None),
@@ -36,7 +36,7 @@ REPLY = TaskReply(
     fingerprints=("f", None),
     lines=("saved",),
     modules={"module": ["/module.py", 1, 2]},
-    returned=ReturnRecord(kept={"y": ""}, rng=None, weights={}),
+    returned=ReturnRecord(not_returned={"y": ""}, rng=None, weights={}),
 )
 
 
@@ -68,7 +68,10 @@ def test_a_rank_that_died_has_no_reply_of_its_own() -> None:
         ({"extra": 1}, "TaskReply lacks, or has no such fields: extra"),
         ({"error": {"type": "ValueError"}}, "ErrorReport lacks"),
         ({"error": ["ValueError"]}, "ErrorReport is not a mapping"),
-        ({"returned": {"kept": [], "rng": None, "weights": {}, "replaced": []}}, "kept of ReturnRecord"),
+        (
+            {"returned": {"not_returned": [], "rng": None, "weights": {}, "replaced": []}},
+            "not_returned of ReturnRecord",
+        ),
         ({"has_run": None}, "has_run of TaskReply"),
     ],
 )

@@ -60,6 +60,8 @@ def test_what_is_not_shown_is_counted_for_each_rank():
 DEAD = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=False))
 ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True, stack="in slow\n"))
 
+EXITED = RankAnswer(0, "died", death=WorkerDeath(1, is_killed=False))
+
 
 @pytest.mark.parametrize(
     ("answers", "reason", "has_pool", "part"),
@@ -69,6 +71,10 @@ ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True, stack="in sl
         ([ENDED], "timeout", True, "timeout of 3 s: rank 1 did not stop and was ended"),
         ([ENDED], "timeout", True, "The last Python stack of rank 1:\nin slow"),
         ([replace(DEAD, rank=0), ENDED], "death", True, "stack of rank 1:\nin slow"),
+        ([EXITED, replace(EXITED, rank=1)], "death", True, "exited with code 1 while the cell ran, rank 1 too. Fresh"),
+        ([EXITED, DEAD], "death", True, "rank 0 exited with code 1 while the cell ran; rank 1 was ended by SIGKILL"),
+        ([EXITED, ENDED], "death", True, "while the cell ran; rank 1 then did not stop and was ended. Fresh workers"),
+        ([replace(ENDED, rank=0), ENDED], "timeout", True, "3 s: ranks 0 and 1 did not stop and were ended; the next"),
         ([RankAnswer(0, "interrupted")], "timeout", True, "timeout of 3 s: stopped on every rank"),
     ],
 )

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ def test_every_command_prints_help(command: str, capsys: pytest.CaptureFixture[s
     assert f"accel-nb {command}" in shown.out
 
 
+def test_the_version_is_printed_by_its_flag_and_by_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"accel_nb {version('accel_nb')}\n"
+    assert main(["doctor"]) == 0
+    assert f"[  ok] accel_nb {version('accel_nb')}\n" in capsys.readouterr().out
+
+
 def test_json_has_the_facts_of_the_text_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def shown(*words: str) -> str:
         assert main(words) == 0
@@ -43,7 +51,7 @@ def test_json_has_the_facts_of_the_text_output(tmp_path: Path, capsys: pytest.Ca
     source = tmp_path / "default_config.yaml"
     source.write_text("compute_environment: LOCAL_MACHINE\nnum_processes: 2\nuse_cpu: true\nmixed_precision: 'no'\n")
     found = json.loads(shown("config", "import", "--json", str(source), "--out", str(tmp_path / "options.yaml")))
-    assert set(found) == {"options", "taken", "needless", "left"}
+    assert set(found) == {"options", "imported", "not_needed", "not_imported"}
     assert found["options"]
     assert (tmp_path / "options.yaml").exists()
 

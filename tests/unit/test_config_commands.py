@@ -99,7 +99,7 @@ def test_import_reports_values_of_wrong_types(name: str, value: object):
     section, _, inner = name.rpartition(".")
     document = {section: {inner: value}} if section else {name: value}
     found = import_accelerate(document, "config.yaml")
-    assert len(found.taken) + len(found.needless) + len(found.left) == 1
+    assert len(found.imported) + len(found.not_needed) + len(found.not_imported) == 1
 
 
 @pytest.mark.parametrize("name", ["transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"])
@@ -107,14 +107,14 @@ def test_import_reports_values_of_wrong_types(name: str, value: object):
 def test_import_of_classes_that_are_no_names(name: str, value: object):
     found = import_accelerate({"fsdp_config": {f"fsdp_{name}": value}}, "config.yaml")
     assert found.options == {}
-    assert "give class names" in found.left[f"fsdp_config.fsdp_{name}"]
+    assert "give class names" in found.not_imported[f"fsdp_config.fsdp_{name}"]
 
 
 @pytest.mark.parametrize("kind", ["XLA", "TPU"])
 def test_import_of_a_tpu(kind: str):
     found = import_accelerate({"distributed_type": kind, "num_processes": 8, "use_cpu": False}, "config.yaml")
     assert found.options == {"strategy": "xla", "tpus": "all"}
-    assert found.needless["num_processes"] == "one worker drives all chips"
+    assert found.not_needed["num_processes"] == "one worker drives all chips"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_every_value_of_a_file_is_accounted_for() -> None:
         "accumulate": 4,
         "clip": 1.0,
     }
-    assert set(found.left) == {"optimizer.type", "optimizer.params.lr"}
+    assert set(found.not_imported) == {"optimizer.type", "optimizer.params.lr"}
     table = found.table()
     assert all(
         name in table for name in ("train_batch_size", "not set", "speed and memory only", "LEFT", "in the script")
@@ -94,7 +94,7 @@ def test_every_value_of_a_file_is_accounted_for() -> None:
     ids=str,
 )
 def test_what_cannot_be_is_left_with_its_reason(document: dict[str, Any], name: str) -> None:
-    left = import_deepspeed(document, "ds.json").left
+    left = import_deepspeed(document, "ds.json").not_imported
     assert [key for key in left if key.endswith(name)]
     with pytest.raises(ConfigError, match=name):
         DeepSpeedPlugin(document).as_options()
@@ -105,8 +105,8 @@ def test_details_of_loss_scaling_need_no_option(enabled: bool | str) -> None:
     details = {"hysteresis": 2, "consecutive_hysteresis": True, "min_loss_scale": 1, "auto_cast": False}
     document = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": enabled, "loss_scale": 0, **details}}
     found = import_deepspeed(document, "ds.json")
-    assert found.left == {}
-    assert {f"fp16.{name}" for name in details} <= found.needless.keys()
+    assert found.not_imported == {}
+    assert {f"fp16.{name}" for name in details} <= found.not_needed.keys()
     assert found.options.get("precision") == ("fp16" if enabled is True else None)
 
 
@@ -114,10 +114,10 @@ def test_what_a_section_has_while_it_is_off_needs_no_option() -> None:
     off = {"enabled": False, "profile_step": 1}
     document = {"fp16": {"enabled": False, "loss_scale": 128}, "flops_profiler": off, "bf16": {"enabled": True}}
     found = import_deepspeed(document, "ds.json")
-    assert found.left == {}
+    assert found.not_imported == {}
     assert found.options == {"precision": "bf16"}
-    assert found.needless["flops_profiler.profile_step"] == "flops_profiler is off"
-    assert import_deepspeed({**document, "flops_profiler": {"enabled": True}}, "ds.json").left.keys() == {
+    assert found.not_needed["flops_profiler.profile_step"] == "flops_profiler is off"
+    assert import_deepspeed({**document, "flops_profiler": {"enabled": True}}, "ds.json").not_imported.keys() == {
         "flops_profiler.enabled"
     }
 
@@ -158,7 +158,7 @@ def test_what_is_shown_accounts_for_every_value_and_reads_back(stage: int, offlo
     back = import_deepspeed(json.loads(found.json), "ds.json")
     assert {name: back.options.get(f"deepspeed.{name}", "no") for name in given} == given
     table = [line.split()[0] for line in found.table.splitlines()]
-    assert {*back.taken, *back.needless, *back.left} == set(table)
+    assert {*back.imported, *back.not_needed, *back.not_imported} == set(table)
 
 
 def test_options_that_are_not_passed_to_deepspeed_are_shown_with_their_origin() -> None:

@@ -18,7 +18,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.forecast.header import numbered_blocks, read_safetensors
 from accel_nb.forecast.layouts import LAYOUTS, Layout
 from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
-from accel_nb.forecast.plans import Plan, RunSetting, choose, forecast, largest_share
+from accel_nb.forecast.plans import Plan, RunSetting, choose_plan, forecast, max_samples_per_rank
 from accel_nb.forecast.request import InputSpec, find_setting, read_request
 from accel_nb.forecast.sizes import OPTIMIZERS, ModelSizes, WeightSize, count_text, with_optimizer
 from accel_nb.forecast.table import as_data, as_markdown, as_text, explain
@@ -51,7 +51,7 @@ def dense(num_rows: int = 1024, num_blocks: int = 8) -> ModelSizes:
 
 
 def setting(room: int, world: int = 2, *, is_host: bool = False, **more: object) -> RunSetting:
-    return replace(RunSetting(world, "devices", room, 100 * GIB, is_host=is_host), **more)  # type: ignore[arg-type]
+    return replace(RunSetting(world, "devices", room, 100 * GIB, uses_host_memory=is_host), **more)  # type: ignore[arg-type]
 
 
 @given(models, st.integers(1, 9), st.booleans())
@@ -67,17 +67,23 @@ def test_divided_parts_add_up_to_the_whole_and_hardly_more(model: ModelSizes, wo
 
 @given(models, st.integers(1, 4), st.integers(2, 3), st.booleans())
 def test_ranks_that_share_a_copy_hold_what_they_would_alone(
-    model: ModelSizes, copy_ranks: int, copies: int, is_half: bool
+    model: ModelSizes, ranks_per_replica: int, copies: int, is_half: bool
 ) -> None:
-    world = copy_ranks * copies
+    world = ranks_per_replica * copies
     for name in ("fsdp (2)", "fsdp (3)"):
-        hybrid = estimate(model, BY_NAME[name], world, is_half=is_half, copy_ranks=copy_ranks)
-        alone = estimate(model, BY_NAME[name], copy_ranks, is_half=is_half)
-        assert hybrid == replace(alone, exchange=hybrid.exchange, messages=hybrid.messages)
-        assert hybrid.messages >= alone.messages
-        assert hybrid.exchange == estimate(model, BY_NAME[name], world, is_half=is_half).exchange
+        hybrid = estimate(model, BY_NAME[name], world, is_half=is_half, ranks_per_replica=ranks_per_replica)
+        alone = estimate(model, BY_NAME[name], ranks_per_replica, is_half=is_half)
+        assert hybrid == replace(
+            alone, communication_buffers=hybrid.communication_buffers, sent_bytes=hybrid.sent_bytes
+        )
+        assert hybrid.sent_bytes >= alone.sent_bytes
+        assert (
+            hybrid.communication_buffers == estimate(model, BY_NAME[name], world, is_half=is_half).communication_buffers
+        )
     for name in ("ddp", "zero 3"):
-        assert estimate(model, BY_NAME[name], world, copy_ranks=copy_ranks) == estimate(model, BY_NAME[name], world)
+        assert estimate(model, BY_NAME[name], world, ranks_per_replica=ranks_per_replica) == estimate(
+            model, BY_NAME[name], world
+        )
 
 
 @given(models, st.integers(2, 9), st.booleans())
@@ -117,8 +123,8 @@ def test_frozen_weights_have_no_gradients_and_no_state() -> None:
 
 
 def test_the_peak_is_the_fuller_of_backward_pass_and_step() -> None:
-    assert MemoryUsage(1, 2, 3, activations=10, exchange=5, step=7).total == 21
-    assert MemoryUsage(1, 2, 3, activations=1, exchange=1, step=7).total == 13
+    assert MemoryUsage(1, 2, 3, activations=10, communication_buffers=5, step=7).total == 21
+    assert MemoryUsage(1, 2, 3, activations=1, communication_buffers=1, step=7).total == 13
 
 
 def test_half_precision_copies_weigh_only_where_autocast_makes_them() -> None:
@@ -144,18 +150,18 @@ def test_the_cheapest_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch) -> No
         plan(BY_NAME["fsdp (3)"], 50),
         plan(BY_NAME["ddp"], 100),
     ]
-    names = [choose(plans, setting(room)).name for room in (100, 99, 60, 50, 49, 10)]  # type: ignore[union-attr]
+    names = [choose_plan(plans, setting(room)).name for room in (100, 99, 60, 50, 49, 10)]  # type: ignore[union-attr]
     fsdp, offload = "fsdp (3)", "fsdp offload"
     assert names == ["ddp", fsdp, fsdp, fsdp, offload, offload]
-    assert choose(plans, setting(9)) is None
-    assert choose([plans[1], plans[0]], setting(70)).name == "ddp + activation checkpointing"  # type: ignore[union-attr]
+    assert choose_plan(plans, setting(9)) is None
+    assert choose_plan([plans[1], plans[0]], setting(70)).name == "ddp + activation checkpointing"  # type: ignore[union-attr]
 
 
 def test_offloading_needs_room_on_the_host_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     everything_served(monkeypatch)
     plans = [plan(BY_NAME["fsdp offload"], 10, host=50)]
-    assert choose(plans, setting(10, host_room=100)) is not None
-    assert choose(plans, setting(10, host_room=99)) is None
+    assert choose_plan(plans, setting(10, host_bytes=100)) is not None
+    assert choose_plan(plans, setting(10, host_bytes=99)) is None
 
 
 def test_what_this_version_does_not_serve_is_shown_and_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +169,7 @@ def test_what_this_version_does_not_serve_is_shown_and_not_chosen(monkeypatch: p
     found = forecast(dense(), setting(GIB))
     unsupported = [plan for plan in found.plans if not plan.is_supported]
     assert len(unsupported) == len(found.plans) - 1
-    assert choose(unsupported, found.setting) is None
+    assert choose_plan(unsupported, found.setting) is None
     for other in unsupported:
         assert f"{other.layout.name} *" in as_text(found)
 
@@ -174,10 +180,10 @@ def test_what_a_strategy_refuses_is_not_chosen_and_said() -> None:
     refused = replace(found, plans=(replace(ddp, refusal="it is not for today"), *others))
     assert refused.best is others[0]
     assert explain(refused).startswith(f"-> {others[0].name} (")
-    assert explain(refused).endswith("to spare; ddp was passed over: it is not for today")
+    assert explain(refused).endswith("to spare; ddp was not chosen: it is not for today")
     taken = replace(found, plans=(ddp, *(replace(plan, refusal="nor these") for plan in others)))
     assert taken.best is ddp
-    assert "passed over" not in explain(taken)
+    assert "was not chosen" not in explain(taken)
 
 
 def test_on_cpu_workers_nothing_is_offloaded() -> None:
@@ -188,32 +194,40 @@ def test_on_cpu_workers_nothing_is_offloaded() -> None:
 @pytest.mark.parametrize("world", [1, 2, 8])
 def test_each_world_has_one_way_of_plain_torch(world: int) -> None:
     plans = forecast(dense(), setting(GIB, world)).plans
-    assert [plan.layout.name for plan in plans if plan.layout.engine == "torch"] == ["single" if world == 1 else "ddp"]
+    assert [plan.layout.name for plan in plans if plan.layout.sharding == "torch"] == [
+        "single" if world == 1 else "ddp"
+    ]
 
 
 def test_a_batch_that_fits_nowhere_says_by_how_much_and_what_would() -> None:
-    found = forecast(dense(), setting(GIB, is_host=True, batch_size=64, share=32, host_room=GIB), Activations(8 * GIB))
+    found = forecast(
+        dense(), setting(GIB, is_host=True, batch_size=64, samples_per_rank=32, host_bytes=GIB), Activations(8 * GIB)
+    )
     lacks = size_text(min(plan.missing_bytes(found.setting) for plan in found.plans if plan.is_supported))
     line = explain(found)
     assert found.best is None
     assert f"lacks {lacks}" in line
-    share = largest_share(next(plan for plan in found.plans if plan.is_supported), found.setting)
+    share = max_samples_per_rank(next(plan for plan in found.plans if plan.is_supported), found.setting)
     assert 0 < share < 32
     assert f"a batch of about {2 * share}" in line
     smaller = forecast(
-        dense(), replace(found.setting, batch_size=2 * share, share=share), Activations(8 * GIB * share // 32)
+        dense(),
+        replace(found.setting, batch_size=2 * share, samples_per_rank=share),
+        Activations(8 * GIB * share // 32),
     )
     assert smaller.best is not None
 
 
 def test_weights_that_fit_nowhere_do_not_blame_the_batch() -> None:
-    line = explain(forecast(dense(), setting(2**20, is_host=True, batch_size=64, share=32), Activations(8 * GIB)))
+    line = explain(
+        forecast(dense(), setting(2**20, is_host=True, batch_size=64, samples_per_rank=32), Activations(8 * GIB))
+    )
     assert "use more or larger devices" in line
     assert "batch" not in line
 
 
 def test_text_markdown_and_data_say_the_same() -> None:
-    found = forecast(dense(), setting(GIB, batch_size=8, share=4), Activations(3 * 2**20), notes=["a note"])
+    found = forecast(dense(), setting(GIB, batch_size=8, samples_per_rank=4), Activations(3 * 2**20), notes=["a note"])
     text, markdown, data = as_text(found), as_markdown(found), as_data(found)
     assert json.loads(json.dumps(data)) == data
     for row in data["plans"]:
@@ -335,7 +349,7 @@ def test_a_request_is_read_with_the_run_s_own_flags() -> None:
     request = read_request(words.split(), "accel-nb estimate", in_notebook=False)
     assert request.inputs == (InputSpec(None, "float32", (3, 8, 8)),)
     assert request.label == InputSpec(None, "int64", ())
-    assert (request.batch_size, request.memory, request.form) == (64, 80 * GIB, "json")
+    assert (request.batch_size, request.memory, request.output_format) == (64, 80 * GIB, "json")
     config = request.config({})
     assert (config.gpus, config.precision) == (4, "bf16")
     assert request.other_devices(config) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
@@ -369,9 +383,9 @@ def test_wrong_words_are_refused(words: str, message: str) -> None:
 def test_the_room_is_what_is_free_with_a_margin() -> None:
     config = read_request(["m:f", "--batch", "global"], "x", in_notebook=False).config({})
     on_gpus = find_setting(["cuda:0", "cuda:1"], MACHINE, config, batch_size=5)
-    assert on_gpus.room == int(0.9 * 15 * GIB)
-    assert (on_gpus.share, on_gpus.devices, on_gpus.is_host) == (3, "2 x Card", False)
+    assert on_gpus.device_bytes == int(0.9 * 15 * GIB)
+    assert (on_gpus.samples_per_rank, on_gpus.devices, on_gpus.uses_host_memory) == (3, "2 x Card", False)
     on_cpu = find_setting(["cpu", "cpu"], MACHINE, config)
-    assert on_cpu.room == int(0.9 * 16 * GIB)
+    assert on_cpu.device_bytes == int(0.9 * 16 * GIB)
     each = read_request(["m:f", "--batch", "per-worker"], "x", in_notebook=False).config({})
-    assert find_setting(["cpu", "cpu"], MACHINE, each, batch_size=5).share == 5
+    assert find_setting(["cpu", "cpu"], MACHINE, each, batch_size=5).samples_per_rank == 5

@@ -47,7 +47,7 @@ def test_the_only_model_its_optimizer_and_the_only_loader_are_found() -> None:
     )
     assert found is not None
     assert (found.model.name, found.model.optimizer) == ("Transformer", "RMSprop")
-    assert (found.setting.batch_size, found.setting.share) == (16, 8)
+    assert (found.setting.batch_size, found.setting.samples_per_rank) == (16, 8)
     assert found.has_activations
     assert found.notes == ()
 
@@ -70,7 +70,7 @@ def test_what_a_strategy_would_refuse_to_prepare_is_no_choice() -> None:
         found = ask("", model=model, **names)
         assert found is not None
         refusals.append({plan.layout.name: plan.refusal for plan in found.plans if plan.refusal})
-    why = "two optimizers step the Transformer, and stage 3 divides all of a model for one"
+    why = "two optimizers step the Transformer, and stage 3 shards all of a model for one"
     assert refusals == [{}, {"zero 3": why}]
 
 
@@ -144,13 +144,13 @@ def test_meshes_are_compared_and_one_that_is_given_is_planned_alone() -> None:
     assert all(
         rows["ddp"].activations < rows[name].activations < 2 * rows["ddp"].activations for name in ("pp 2", "cp 2")
     )
-    assert rows["cp 2"].messages > rows["ddp"].messages > 0
+    assert rows["cp 2"].sent_bytes > rows["ddp"].sent_bytes > 0
     assert found.best is not None
     assert found.best.name == "ddp"
     given = ask("--tp 2", model=model, data=tokens())
     assert given is not None
-    assert [plan.name for plan in given.plans if not plan.checkpoints] == ["tp 2"]
-    assert given.setting.share == 16
+    assert [plan.name for plan in given.plans if not plan.is_checkpointed] == ["tp 2"]
+    assert given.setting.samples_per_rank == 16
     assert given.best is not None
     assert given.best.options == {"strategy": "ddp", "mesh.tp": 2}
     assert "messages" in as_text(given)
@@ -176,6 +176,6 @@ def test_a_mesh_that_is_refused_says_so() -> None:
     found = ask("--pp 2", model=model, data=data)
     assert found is not None
     assert found.best is None
-    assert "pp 2 was passed over: Sequential has batch normalization" in as_text(found)
+    assert "pp 2 was not chosen: Sequential has batch normalization" in as_text(found)
     with pytest.raises(ConfigError, match="mesh pp 3: 3 does not divide 2 workers; use 1, 2"):
         ask("--pp 3", model=model, data=data)

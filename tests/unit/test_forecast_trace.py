@@ -285,7 +285,7 @@ def test_parameters_gradients_and_state_are_those_of_a_real_step(name: str, has_
     if has_stepped:
         train()
     found = measure_model(model, optimizer)
-    setting = RunSetting(1, "cpu", 2**34, 2**34, is_host=True)
+    setting = RunSetting(1, "cpu", 2**34, 2**34, uses_host_memory=True)
     usage = forecast_model(model, setting, optimizer=optimizer).plans[0].usage
     train()
     assert {part: getattr(usage, part) for part in ("parameters", "gradients", "optimizer")} == pytest.approx(
@@ -318,7 +318,7 @@ def test_only_trained_weights_count_and_ties_count_once() -> None:
     for parameter in model.blocks.parameters():
         parameter.requires_grad_(False)
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad])
-    setting = RunSetting(1, "cpu", 2**34, 2**34, is_host=True)
+    setting = RunSetting(1, "cpu", 2**34, 2**34, uses_host_memory=True)
     usage = forecast_model(model, setting, optimizer=optimizer).plans[0].usage
     default_loss(model(batch[0]), batch).backward()
     optimizer.step()
@@ -333,7 +333,7 @@ def test_each_of_several_optimizers_counts_for_what_it_steps() -> None:
         torch.optim.AdamW(model.blocks.parameters()),
         torch.optim.SGD(model.embedding.parameters(), 0.1, momentum=0.9),
     )
-    setting = RunSetting(1, "cpu", 2**34, 2**34, is_host=True)
+    setting = RunSetting(1, "cpu", 2**34, 2**34, uses_host_memory=True)
     found = forecast_model(model, setting, optimizer=optimizers)
     default_loss(model(batch[0]), batch).backward()
     for optimizer in optimizers:
@@ -348,5 +348,5 @@ def test_each_of_several_optimizers_counts_for_what_it_steps() -> None:
 def test_an_optimizer_that_cannot_be_traced_counts_as_adamw_and_says_so() -> None:
     model, _ = language()
     optimizer = torch.optim.LBFGS(model.parameters())
-    found = forecast_model(model, RunSetting(1, "cpu", 2**34, 2**34, is_host=True), optimizer=optimizer)
+    found = forecast_model(model, RunSetting(1, "cpu", 2**34, 2**34, uses_host_memory=True), optimizer=optimizer)
     assert any("LBFGS" in note and "counted as adamw" in note for note in found.notes)

@@ -59,9 +59,9 @@ def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
         "fsdp.cpu_offload": True,
         "activation_checkpointing": True,
     }
-    assert found.needless["fsdp_config.fsdp_min_num_params"] == "auto_wrap_policy does not use sizes"
-    assert set(found.left) == {"num_machines", "fsdp_config.fsdp_of_tomorrow"}
-    assert len(found.taken) + len(found.needless) + len(found.left) == 4 + len(FILE["fsdp_config"])
+    assert found.not_needed["fsdp_config.fsdp_min_num_params"] == "auto_wrap_policy does not use sizes"
+    assert set(found.not_imported) == {"num_machines", "fsdp_config.fsdp_of_tomorrow"}
+    assert len(found.imported) + len(found.not_needed) + len(found.not_imported) == 4 + len(FILE["fsdp_config"])
 
 
 @pytest.mark.parametrize(

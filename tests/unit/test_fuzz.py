@@ -81,7 +81,7 @@ RECORDS = [
     messages.RankMessage(3, "display", {"data": {"text/plain": "1"}, "metadata": {}}),
     messages.Reply(3, "raised", {"error": {"type": "ValueError", "traceback": ["a", "b"]}}),
     messages.Exited(1, 4711, -9),
-    messages.QueryPosition(7, from_outside=True),
+    messages.QueryLocation(7, from_outside=True),
     messages.StepCount(7, 1, 40),
     messages.TaskRequest(1, "run", {"source": "x", "used": ["a", "b"]}),
     messages.ZygoteReady(1, 1),

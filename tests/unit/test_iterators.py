@@ -12,7 +12,7 @@ from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import MemoryPayloads
 from accel_nb.pool.sync.shared_object_registry import SharedObjectRegistry
 from accel_nb.pool.sync.stream.pickling import dump, load
-from accel_nb.runtime.generators import argument_values
+from accel_nb.runtime.python_generators import argument_values
 
 
 def _copied(value: Any) -> Any:

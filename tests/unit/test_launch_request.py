@@ -67,7 +67,7 @@ def test_options_may_need_what_a_variable_sets(monkeypatch: pytest.MonkeyPatch):
 
 def test_scripts_for_any_number_of_machines_run_on_one():
     request = read_request(["--nnodes", "1", "--node-rank", "0", "train.py"])
-    assert LaunchJob.from_request(request).machines.is_one
+    assert LaunchJob.from_request(request).machines.is_single_machine
 
 
 def test_the_url_of_notifications_is_not_among_the_words_of_a_rank():

@@ -15,9 +15,9 @@ from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.training.lr_preview import preview_rates
+from accel_nb.accelerator.training.lr_preview import preview_learning_rates
 from accel_nb.accelerator.training.pure_function import is_pure
-from accel_nb.telemetry.events import Event, RatePlanned, StepDone, from_message, to_message
+from accel_nb.telemetry.events import Event, LearningRatePlan, StepDone, from_message, to_message
 from accel_nb.ui.view import PanelState
 
 WARMUP = 5
@@ -86,7 +86,7 @@ def test_a_plan_is_what_the_schedule_gives_and_leaves_it_as_it_is(name: str, num
         scheduler.step()
     before = copy.deepcopy((scheduler.state_dict(), optimizer.state_dict()))
     draws = random.getstate(), torch.get_rng_state()
-    rates = preview_rates(scheduler, num_unknown=20)
+    rates = preview_learning_rates(scheduler, num_unknown=20)
     assert (scheduler.state_dict(), optimizer.state_dict()) == before
     assert random.getstate() == draws[0]
     assert torch.equal(torch.get_rng_state(), draws[1])
@@ -99,11 +99,11 @@ def test_a_plan_is_what_the_schedule_gives_and_leaves_it_as_it_is(name: str, num
 
 def test_a_long_plan_is_thinned_and_one_that_must_be_followed_is_cut():
     _, scheduler = trained(lambda optimizer: schedules.OneCycleLR(optimizer, 0.5, total_steps=3_000_000))
-    rates = preview_rates(scheduler)
+    rates = preview_learning_rates(scheduler)
     assert len(rates) == 512
     assert max(rates) == 2_999_999
     _, scheduler = trained(lambda optimizer: schedules.MultiplicativeLR(optimizer, lambda step: 0.999))
-    assert max(preview_rates(scheduler, num_unknown=10**6)) == 2000
+    assert max(preview_learning_rates(scheduler, num_unknown=10**6)) == 2000
 
 
 class Own(schedules.LRScheduler):
@@ -143,7 +143,7 @@ def test_what_does_not_follow_from_the_step_has_no_plan_and_is_not_called():
     for make in makes:
         _, scheduler = trained(make)
         num_calls = len(calls)
-        assert preview_rates(scheduler, num_unknown=10) == {}
+        assert preview_learning_rates(scheduler, num_unknown=10) == {}
         assert len(calls) == num_calls
 
 
@@ -223,7 +223,7 @@ def test_a_run_reports_its_plan_once_and_trains_the_same(make: Any, each: str, a
     weights, _ = run(make, each=each, accumulate=accumulate, sink=sink)
     plain, _ = run(make, each=each, accumulate=accumulate)
     assert all(torch.equal(value, other) for value, other in zip(weights, plain, strict=True))
-    (plan,) = [event for event in sink.events if isinstance(event, RatePlanned)]
+    (plan,) = [event for event in sink.events if isinstance(event, LearningRatePlan)]
     given = {event.step: event.learning_rate for event in sink.events if isinstance(event, StepDone)}
     planned = dict(zip(plan.steps, plan.rates, strict=True))
     both = given.keys() & planned.keys()
@@ -231,7 +231,7 @@ def test_a_run_reports_its_plan_once_and_trains_the_same(make: Any, each: str, a
     assert {step: planned[step] for step in both} == pytest.approx({step: given[step] for step in both})
     assert from_message(to_message(plan)) == plan
     state = PanelState("run", 1)
-    state.fold(sink.events)
+    state.apply(sink.events)
     assert list(state.tables["plan", 0, "0"].columns[1]) == list(plan.rates)
 
 
@@ -248,7 +248,7 @@ def test_a_schedule_of_several_parts_prepared_with_them_has_one_plan():
             accelerator.backward(model(torch.ones(1, 2)).sum())
             optimizer.step()
             scheduler.step()
-        plans = [event for event in sink.events if isinstance(event, RatePlanned)]
+        plans = [event for event in sink.events if isinstance(event, LearningRatePlan)]
         assert len(plans) == cell, "each cell has a panel of its own"
     assert [plan.steps[0] for plan in plans] == [1, 1]
     assert plans[1].rates[0] == plans[0].rates[3]
@@ -266,17 +266,17 @@ def test_two_schedules_of_one_optimizer_have_no_plan():
         optimizer.step()
         for scheduler in both:
             scheduler.step()
-    assert not [event for event in sink.events if isinstance(event, RatePlanned)]
+    assert not [event for event in sink.events if isinstance(event, LearningRatePlan)]
 
 
 def test_a_forged_plan_is_dropped():
     state = PanelState("run", 1)
     plans = [
-        RatePlanned(0, 1, 1.0, (1, 2), (0.1,)),
-        RatePlanned(0, 1, 1.0, (2, 1), (0.1, 0.2)),
-        RatePlanned(0, 1, 1.0, tuple(range(5000)), (0.1,) * 5000),
-        *[RatePlanned(0, 1, 1.0, (1, 2), (0.1, 0.2))] * 10,
+        LearningRatePlan(0, 1, 1.0, (1, 2), (0.1,)),
+        LearningRatePlan(0, 1, 1.0, (2, 1), (0.1, 0.2)),
+        LearningRatePlan(0, 1, 1.0, tuple(range(5000)), (0.1,) * 5000),
+        *[LearningRatePlan(0, 1, 1.0, (1, 2), (0.1, 0.2))] * 10,
     ]
-    state.fold(plans)
+    state.apply(plans)
     assert len(state.tables) == 8
     assert state.num_dropped == 5

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
-from accel_nb.runtime.mesh import Mesh, arrange
+from accel_nb.runtime.mesh import Mesh, arrange_mesh
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, LayersToDivide
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
 
 
 def test_every_coordinate_is_held_once_and_layers_lie_next_to_each_other() -> None:
-    places = [arrange(rank, 12, tp=2, shard=3) for rank in range(12)]
+    places = [arrange_mesh(rank, 12, tp=2, shard=3) for rank in range(12)]
     assert places[0].shape == (1, 2, 3, 1, 2)
     assert len({place.coordinates for place in places}) == 12
     for place in places:
@@ -32,7 +32,7 @@ def test_every_coordinate_is_held_once_and_layers_lie_next_to_each_other() -> No
 
 
 def test_groups_along_dimensions_divide_the_world() -> None:
-    mesh = arrange(0, 16, pp=2, cp=2, tp=2, shard=2)
+    mesh = arrange_mesh(0, 16, pp=2, cp=2, tp=2, shard=2)
     assert mesh.describe() == "pp 2 x dp_shard 2 x cp 2 x tp 2"
     for dimensions in (("pp",), ("dp_shard", "cp"), ("dp_replicate", "dp_shard", "cp"), ("pp", "tp")):
         groups = mesh.groups_along(*dimensions)
@@ -54,7 +54,7 @@ def test_groups_along_dimensions_divide_the_world() -> None:
 )  # fmt: skip
 def test_degrees_that_do_not_divide_are_refused(tp: int, shard: int | None, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        arrange(0, 6, tp=tp, shard=shard)
+        arrange_mesh(0, 6, tp=tp, shard=shard)
 
 
 def divided(model: nn.Module) -> DivisionPlan:
@@ -71,7 +71,7 @@ def test_two_layers_are_divided_only_if_what_lies_between_them_acts_on_each_numb
     for between in (nn.LayerNorm(8), nn.LayerNorm(8, elementwise_affine=False), nn.Softmax(-1), nn.BatchNorm1d(5)):
         plan = divided(nn.Sequential(nn.Linear(4, 8), between, nn.Linear(8, 4)))
         assert not plan.groups
-        assert "Sequential" in plan.left_whole
+        assert "Sequential" in plan.not_divided
 
 
 class Gated(nn.Module):
@@ -214,7 +214,7 @@ def test_a_plan_names_layers_by_numbers_of_lists_only() -> None:
     model.get_submodule("layers.0.fc1").register_forward_hook(lambda *_: None)
     plan = divided(model)
     assert [group.owner for group in plan.groups] == ["layers.1"]
-    assert plan.left_whole == {"Acting": "hooks read or change its values"}
+    assert plan.not_divided == {"Acting": "hooks read or change its values"}
 
 
 class Alone:

@@ -30,8 +30,8 @@ from accel_nb.telemetry.events import (
     TimeUsed,
     WorkerPrepared,
 )
-from accel_nb.telemetry.metrics import METRICS, Exporters, Sample, samples_of
-from accel_nb.telemetry.metrics.samples import MAX_NAMES
+from accel_nb.telemetry.metrics import METRICS, Exporters, MetricValue, metric_values
+from accel_nb.telemetry.metrics.metric_values import MAX_NAMES
 from accel_nb.telemetry.metrics.statsd import MAX_DATAGRAM, datagrams, line
 
 EVENTS: list[Event] = [
@@ -139,7 +139,7 @@ def test_statsd_gets_lines(exporters: Exporters, tagged: bool) -> None:
 
 
 def test_a_gauge_below_zero_is_set_and_not_changed() -> None:
-    sample = Sample("accel_nb_loss", ("0",), -1.5)
+    sample = MetricValue("accel_nb_loss", ("0",), -1.5)
     assert line(sample, False) == "accel_nb.loss.rank0:0|g\naccel_nb.loss.rank0:-1.5|g"
     assert line(sample, True) == "accel_nb.loss:-1.5|g|#rank:0", "Datadog's agent has no such changes"
 
@@ -241,5 +241,5 @@ def test_the_dashboard_asks_for_what_is_exported(project: Path) -> None:
 
 
 def test_each_event_says_something() -> None:
-    names = {sample.name for event in EVENTS for sample in samples_of(event)}
+    names = {sample.name for event in EVENTS for sample in metric_values(event)}
     assert names == set(METRICS)

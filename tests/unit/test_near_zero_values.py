@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_nb.accelerator.model_division.near_zero_values import random_where_near_zero
+from accel_nb.accelerator.model_division.near_zero_values import randomize_near_zero
 
 
 def build() -> nn.Module:
@@ -20,7 +20,7 @@ def build() -> nn.Module:
 def test_values_come_back_also_beside_tensors_that_cannot_be_written() -> None:
     model = build()
     weight = model.weight.detach().clone()
-    with random_where_near_zero(model):
+    with randomize_near_zero(model):
         assert model.bias.abs().min() > 0
         assert torch.equal(model.weight, weight)
     assert not model.bias.any()
@@ -38,6 +38,6 @@ def test_values_come_back_after_an_interrupt_while_they_are_set(monkeypatch: pyt
         return found
 
     monkeypatch.setattr(torch, "rand", interrupted)
-    with pytest.raises(KeyboardInterrupt), random_where_near_zero(model):
+    with pytest.raises(KeyboardInterrupt), randomize_near_zero(model):
         pass
     assert not any(layer.bias.any() for layer in model)

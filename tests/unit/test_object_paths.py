@@ -51,6 +51,13 @@ class Trainer:
         self.ema += 1
         self.best = len(self.history)
 
+class Estimator(Trainer):
+    def __init__(self, model):
+        super().__init__(model)
+        self.cache = {}
+    def __getstate__(self):
+        return {**vars(self), "cache": None, "version": 1}
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -70,7 +77,7 @@ def sides():
     names = {"__name__": "__main__"}
     exec(compile(CELLS, "<cell>", "exec"), names)
     main = sys.modules["__main__"].__dict__
-    classes = ("Trainer", "Net")
+    classes = ("Trainer", "Estimator", "Net")
     for name in classes:  # pickled by value, as a class of a cell is
         main[name] = names[name]
     sides.kernel = names
@@ -186,6 +193,22 @@ def test_a_trainer_keeps_everything_it_holds(sides):
     assert trainer.best == 1
     assert ema.tolist() == [1, 1]
     assert sides.ship("trainer") == []
+
+
+def test_the_parts_of_an_object_with_a_state_of_its_own_stay_the_objects_that_they_were(sides):
+    estimator = sides.kernel["Estimator"](nn.Linear(2, 1))
+    history, ema, cache = estimator.history, estimator.ema, estimator.cache
+    sides.kernel["estimator"] = estimator
+    sides.ship("estimator", "Estimator")
+    before = sides.snapshot("estimator")
+    there = sides.worker["estimator"]
+    there.history.append(1)
+    there.ema += 1
+    sides.bring_back(before)
+    assert estimator.history is history == [1]
+    assert estimator.ema is ema
+    assert ema.tolist() == [1, 1]
+    assert estimator.cache is cache, "the state lacks it"
 
 
 def test_swapped_attributes_stay_the_objects_that_they_were(sides):

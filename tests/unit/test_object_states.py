@@ -3,7 +3,7 @@
 import pytest
 
 from accel_nb.pool.sync.contents.content_kinds import content_of, set_content
-from accel_nb.pool.sync.contents.object_states import ObjectState, has_own_state, kept_attributes
+from accel_nb.pool.sync.contents.object_states import ObjectState, has_own_state, unsent_attributes
 
 
 def as_of_the_notebook(kind):
@@ -44,9 +44,9 @@ def test_a_state_is_set_as_if_the_object_was_unpickled():
 def test_what_the_state_leaves_out_is_kept_unless_the_other_side_has_set_it():
     own, other = Record(), Record()
     other.file = None
-    assert kept_attributes(own, state_of(other)) == {"file": own.file}
+    assert unsent_attributes(own, state_of(other)) == {"file": own.file}
     other.owner = None
-    assert kept_attributes(own, state_of(other)) == {"file": own.file, "owner": own.owner}
+    assert unsent_attributes(own, state_of(other)) == {"file": own.file, "owner": own.owner}
 
 
 def test_a_state_that_cannot_be_set_changes_nothing():
@@ -77,7 +77,7 @@ class Library:
 
 def test_an_object_of_a_library_keeps_nothing_that_its_state_leaves_out():
     own, other = Library(1), Library(2)
-    assert kept_attributes(own, state_of(other)) == {}
+    assert unsent_attributes(own, state_of(other)) == {}
     set_content(own, state_of(other))
     assert vars(own) == {"value": 2}
 

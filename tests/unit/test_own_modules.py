@@ -17,7 +17,7 @@ import pytest
 from accel_nb.errors import ShippingError
 from accel_nb.notebook.session import own_modules
 from accel_nb.notebook.session.module_sync import WorkerModules
-from accel_nb.notebook.session.own_modules import OwnModules
+from accel_nb.notebook.session.own_modules import SentUserModules
 from accel_nb.notebook.worker.sent_modules import SentModules
 
 CELL = ast.parse("from helper import double\nimport json, absent")
@@ -75,13 +75,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def names_of(record: OwnModules, tree: ast.Module = CELL) -> set[str]:
+def names_of(record: SentUserModules, tree: ast.Module = CELL) -> set[str]:
     # Modules of the tests are the user's own too.
     return {module.name for module in record.collect(tree)[0] if not module.name.startswith("tests")}
 
 
 def test_what_a_cell_imports_is_sent_with_what_that_imports_once_and_again_when_it_has_changed(project: Path) -> None:
-    record = OwnModules()
+    record = SentUserModules()
     assert names_of(record) == {"helper", "inner", "inner.parts", "inner.deep.more", "other"}
     assert names_of(record) == set()
     (project / "other.py").write_text("import unused\n")
@@ -92,7 +92,7 @@ def test_what_a_cell_imports_is_sent_with_what_that_imports_once_and_again_when_
 
 def test_a_package_that_is_too_large_is_left_out_with_one_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_modules, "_MAX_FILES", 2)
-    record = OwnModules()
+    record = SentUserModules()
     modules, lines = record.collect(ast.parse("import inner, helper"))
     assert {module.name for module in modules if not module.name.startswith("tests")} == {"helper"}
     assert [line for line in lines if "inner" in line] == [
@@ -102,7 +102,7 @@ def test_a_package_that_is_too_large_is_left_out_with_one_line(project: Path, mo
 
 
 def test_a_worker_imports_what_was_sent_and_reloads_newer_versions(project: Path, tmp_path: Path) -> None:
-    record = OwnModules()
+    record = SentUserModules()
     first = [asdict(module) for module in record.collect(CELL)[0] if not module.name.startswith("tests")]
     text = FILES["helper.py"].replace("2 * x", "20 * x")
     (project / "helper.py").write_text(text)
@@ -133,17 +133,17 @@ def test_a_module_that_no_import_finds_is_sent_once_and_again_when_it_has_change
     (tmp_path / "apart").mkdir()
     file = tmp_path / "apart" / "generated.py"
     file.write_text("ONE = 1\n")
-    record = OwnModules()
+    record = SentUserModules()
     monkeypatch.syspath_prepend(str(project))
     for name, place in (("inner.generated", file), ("other", project / "other.py")):
         spec = importlib.util.spec_from_file_location(name, place)
         assert spec is not None
         monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
-    [sent] = record.collect_loaded_by_hand()
+    [sent] = record.collect_loaded_from_specs()
     assert (sent.name, sent.file, sent.text, sent.is_package) == ("inner.generated", str(file), "ONE = 1\n", False)
-    assert record.collect_loaded_by_hand() == []
+    assert record.collect_loaded_from_specs() == []
     file.write_text("ONE = 'one'\n")
-    assert [module.text for module in record.collect_loaded_by_hand()] == ["ONE = 'one'\n"]
+    assert [module.text for module in record.collect_loaded_from_specs()] == ["ONE = 'one'\n"]
 
 
 def test_submodules_that_a_failed_import_has_left_are_found_in_their_package(
@@ -162,7 +162,7 @@ def test_submodules_that_a_failed_import_has_left_are_found_in_their_package(
     try:
         assert {"half.parts", "half.bare.more"} <= sys.modules.keys()
         assert "half" not in sys.modules
-        assert "half.parts" not in {module.name for module in OwnModules().collect_loaded_by_hand()}
+        assert "half.parts" not in {module.name for module in SentUserModules().collect_loaded_from_specs()}
     finally:
         for name in [name for name in sys.modules if name.startswith("half.")]:
             del sys.modules[name]

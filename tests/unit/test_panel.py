@@ -255,7 +255,7 @@ def answers_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], by
 def test_named_losses_of_an_ended_run_can_be_compared_with():
     state = PanelState("gan", 1)
     for step in (1, 2):
-        state.fold([StepDone(0, step, step, step / 4, 0.1, 0.1, 8, curve=curve) for curve in ("d_loss", "g_loss")])
+        state.apply([StepDone(0, step, step, step / 4, 0.1, 0.1, 8, curve=curve) for curve in ("d_loss", "g_loss")])
     runs = EarlierRuns()
     runs.keep(1, state)
     (run,) = runs.others(2)
@@ -367,7 +367,7 @@ def test_the_csv_of_a_long_run_is_a_file(display: FakeDisplay, monkeypatch: pyte
     answers = answers_of(monkeypatch)
     panel = Panel("a/b run", 1, display="widget")
     for num_steps, files in ((300, []), (20_000, ["a-b-run.csv"])):
-        panel.state.fold(training_events(num_steps, num_ranks=1))
+        panel.state.apply(training_events(num_steps, num_ranks=1))
         panel.refresh(force=True)
         panel_display: Any = panel._displays[0]
         panel_display._on_message(None, {"kind": "csv"}, [])

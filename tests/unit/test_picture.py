@@ -17,7 +17,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 def test_picture_of_a_run_is_crisp_and_small():
     state = PanelState("digits", 2)
-    state.fold(training_events(600))
+    state.apply(training_events(600))
     state.finish("done")
     png = draw_png(state)
     assert size_of(png)[0] > 1200
@@ -27,7 +27,7 @@ def test_picture_of_a_run_is_crisp_and_small():
 def test_picture_has_the_curve_of_a_named_loss():
     def draw(curve: str) -> bytes:
         state = PanelState("digits", 1)
-        state.fold([StepDone(0, step, float(step), 1 / step, 0.1, 0.01, 8, curve=curve) for step in range(1, 50)])
+        state.apply([StepDone(0, step, float(step), 1 / step, 0.1, 0.01, 8, curve=curve) for step in range(1, 50)])
         state.finish("done")
         return draw_png(state)
 
@@ -37,8 +37,8 @@ def test_picture_has_the_curve_of_a_named_loss():
 def test_picture_has_the_validation_loss_in_the_chart_of_the_loss():
     def draw(metric: str) -> bytes:
         state = PanelState("digits", 1)
-        state.fold([StepDone(0, step, float(step), 1 / step, 0.1, 0.01, 8) for step in range(1, 50)])
-        state.fold([MetricLogged(0, step, float(step), metric, 1 / step) for step in (10, 20, 30)])
+        state.apply([StepDone(0, step, float(step), 1 / step, 0.1, 0.01, 8) for step in range(1, 50)])
+        state.apply([MetricLogged(0, step, float(step), metric, 1 / step) for step in (10, 20, 30)])
         state.finish("done")
         return draw_png(state)
 
@@ -50,8 +50,8 @@ def test_picture_of_a_long_run_is_a_band_and_two_losses_have_a_mark():
         state = PanelState("digits", 1)
         losses = [1.0] * 3000
         losses[1500] = spike
-        state.fold([StepDone(0, step, float(step), loss, 0.1, 0.01, 8) for step, loss in enumerate(losses)])
-        state.fold([StepDone(0, 3000, 3000.0, 1.0, 0.1, 0.01, 8, curve="generator")])
+        state.apply([StepDone(0, step, float(step), loss, 0.1, 0.01, 8) for step, loss in enumerate(losses)])
+        state.apply([StepDone(0, 3000, 3000.0, 1.0, 0.1, 0.01, 8, curve="generator")])
         assert [mark.kind for mark in state.marks] == ["begins"]
         state.finish("done")
         return draw_png(state)
@@ -61,7 +61,7 @@ def test_picture_of_a_long_run_is_a_band_and_two_losses_have_a_mark():
 
 def test_picture_leaves_pyplot_and_the_backend_alone():
     state = PanelState("run", 1)
-    state.fold([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
+    state.apply([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
     was_there = "matplotlib.pyplot" in sys.modules
     draw_png(state)
     assert ("matplotlib.pyplot" in sys.modules) == was_there
@@ -84,6 +84,6 @@ def test_picture_leaves_pyplot_and_the_backend_alone():
 )
 def test_picture_of_odd_states(events):
     state = PanelState(r"odd $\name_{", 12)
-    state.fold(events)
+    state.apply(events)
     state.finish("failed")
     size_of(draw_png(state))

@@ -153,7 +153,7 @@ def test_the_build_of_torch_is_read_without_importing_it():
 def test_the_doctor_says_what_a_platform_and_its_devices_mean():
     machine = replace(inspect_machine(), gpus=(P100, T4))
     lines = "\n".join(map(str, diagnose(machine, signals("KAGGLE_KERNEL_RUN_TYPE"))))
-    for part in ("platform: Kaggle", "is a core widget", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
+    for part in ("platform: Kaggle", "panel: core widget", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
         assert part in lines
     lines = "\n".join(map(str, diagnose(machine, PlatformSignals({"TPU_ACCELERATOR_TYPE": "v3-8"}, KERNEL))))
     assert (why := why_no_xla()) is not None
@@ -294,10 +294,10 @@ def test_a_cell_and_launches_never_share_gpus():
     give_back = claims.reserve_first(two)  # a run in the background
     with claims.reserving_next(lambda taken: two[:1]) as (_, first):
         assert first == 2
-        with pytest.raises(PoolError, match=r"GPU 0 is held by a launch that runs now; wait until it has ended$"):
+        with pytest.raises(PoolError, match=r"GPU 0 is in use by a launch that runs now; wait until it has ended$"):
             claims.reserve_first(two)
         give_back()
         claims.reserve_first(two)()
         claims.reserve_first((WorkerSpec("cpu", 1),))()
-        with pytest.raises(PoolError, match=r"GPU 2 is held .* or ask for --gpus 2$"):
+        with pytest.raises(PoolError, match=r"GPU 2 is in use .* or use --gpus 2$"):
             claims.reserve_first((*two, WorkerSpec("cuda:2", 1)))

@@ -110,8 +110,8 @@ def test_other_errors_are_none_of_this() -> None:
 
 def answer_of_rank_1(usable: int = 3 * 2**20) -> RankAnswer:
     found = OutOfMemoryReport(
-        device="cpu", requested=2**20, free=2**19, held={"parameters": 2**20}, unattributed=0, cached=0, usable=usable,
-        line="line 3: model(x)", module="", holders=(MemoryHolder("`x (line 1)`", 2**20),),
+        device="cpu", requested=2**20, free=2**19, bytes_by_kind={"parameters": 2**20}, unattributed=0, cached=0,
+        usable=usable, line="line 3: model(x)", module="", holders=(MemoryHolder("`x (line 1)`", 2**20),),
     )  # fmt: skip
     return RankAnswer(1, "raised", TaskReply(memory=found))
 

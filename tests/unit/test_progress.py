@@ -42,12 +42,12 @@ class Run:
         self.state, self.step, self.first = PanelState("run", 1, plan=plan), first_step, first_step
 
     def begin(self, num_steps: int, loader: int = 0, epoch: int = 0) -> None:
-        self.state.fold([EpochBegan(0, self.step, 0.1 * (self.step - self.first), num_steps, loader, epoch)])
+        self.state.apply([EpochBegan(0, self.step, 0.1 * (self.step - self.first), num_steps, loader, epoch)])
 
     def steps(self, number: int) -> None:
         for _ in range(number):
             self.step += 1
-            self.state.fold([StepDone(0, self.step, 0.1 * (self.step - self.first), 0.5, 0.1, 0.1, 8)])
+            self.state.apply([StepDone(0, self.step, 0.1 * (self.step - self.first), 0.5, 0.1, 0.1, 8)])
 
 
 def run(num_epochs: int, per_epoch: int, *, plan: LoopPlan | None, evaluates: int = 0) -> PanelState:
@@ -76,7 +76,7 @@ def test_progress_is_that_of_the_cells_loops(evaluates: int):
 
 def test_without_a_range_the_epoch_alone_has_a_part():
     state = run(1, 20, plan=None)
-    state.fold(
+    state.apply(
         [EpochBegan(0, 20, 2.0, 20, 0, 1), *(StepDone(0, step, 0.1 * step, 0.5, 0.1, 0.1, 8) for step in range(21, 26))]
     )
     assert state.progress["fraction"] is None

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.training.lr_control import scale_rates
+from accel_nb.accelerator.training.lr_control import scale_learning_rates
 from accel_nb.accelerator.training.run_control import (
     ControlReceiver,
     TrainingStopped,
@@ -35,9 +35,9 @@ from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import (
     Inspect,
     SaveNow,
-    ScaleRate,
-    SetInterval,
-    SetRate,
+    ScaleLearningRate,
+    SetLearningRate,
+    SetReportInterval,
     StopAfterStep,
     read_action,
     to_message,
@@ -46,7 +46,14 @@ from accel_nb.telemetry.events import ControlApplied, Event, MetricLogged, StepD
 from accel_nb.telemetry.events import to_message as event_message
 from accel_nb.ui.view import PanelState
 
-ACTIONS = [StopAfterStep(), SaveNow(), ScaleRate(0.5), SetRate(3e-4), SetInterval(10), Inspect(("loss", "model"))]
+ACTIONS = [
+    StopAfterStep(),
+    SaveNow(),
+    ScaleLearningRate(0.5),
+    SetLearningRate(3e-4),
+    SetReportInterval(10),
+    Inspect(("loss", "model")),
+]
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.kind)
@@ -197,7 +204,7 @@ def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
     asked: list[ControlAction] = []
     while any(thread.is_alive() for thread in threads):
         if chance.random() < 0.01 and len(asked) < 200:
-            asked.append(ControlAction(to_message(SetInterval(len(asked) + 1))))
+            asked.append(ControlAction(to_message(SetReportInterval(len(asked) + 1))))
             run.requests.add(asked[-1])
         run.turn()
     run.coordinator.close()
@@ -237,7 +244,7 @@ def test_a_rank_whose_cell_has_not_begun_is_asked_again():
     run, now = ThreadEngine(2), [0.0]
     run.coordinator.clock = lambda: now[0]
     run.silent.add(1)
-    run.requests.add(action := ControlAction(to_message(SetInterval(2))))
+    run.requests.add(action := ControlAction(to_message(SetReportInterval(2))))
     run.turn()
     run.coordinator.record_count(1, StepCount(1, 1, None))
     assert not run.ranks[0].receiver.is_pending, "no rank is held meanwhile"
@@ -277,7 +284,7 @@ def rates_of(name: str, factor: float) -> list[list[float]]:
     for step in range(30):
         optimizer.step()
         if step == 9:
-            scale_rates([optimizer], [scheduler], factor)
+            scale_learning_rates([optimizer], [scheduler], factor)
         scheduler.step()
         rates.append([group["lr"] for group in optimizer.param_groups])
         assert scheduler.get_last_lr() == rates[-1]
@@ -296,7 +303,7 @@ def test_a_rate_that_groups_share_is_scaled_once():
     parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
     optimizer = torch.optim.Adam([{"params": [value]} for value in parameters], lr=torch.tensor(0.1))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-    scale_rates([optimizer], [scheduler], 0.5)
+    scale_learning_rates([optimizer], [scheduler], 0.5)
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.05, 0.05])
     assert [float(rate) for rate in scheduler.base_lrs] == pytest.approx([0.05, 0.05])
 
@@ -346,7 +353,13 @@ def run_with_actions(
 
 
 def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
-    requests = {2: SetRate(0.01), 4: ScaleRate(3), 6: SetInterval(4), 10: SaveNow(), 13: StopAfterStep()}
+    requests = {
+        2: SetLearningRate(0.01),
+        4: ScaleLearningRate(3),
+        6: SetReportInterval(4),
+        10: SaveNow(),
+        13: StopAfterStep(),
+    }
     config = {"checkpoint": {"dir": str(tmp_path)}}
     accelerator, optimizer, sink, shown_text = run_with_actions(requests, 10, config=config)
     assert shown_text == [
@@ -390,7 +403,7 @@ def test_a_value_that_cannot_be_shown_does_not_end_the_run():
 
 def test_the_reported_loss_is_the_mean_of_the_steps_since_the_last_report():
     _, _, every, _ = run_with_actions({}, 2)
-    _, _, third, _ = run_with_actions({1: SetInterval(3)}, 2)
+    _, _, third, _ = run_with_actions({1: SetReportInterval(3)}, 2)
     losses = {event.step: event.loss for event in every.events if isinstance(event, StepDone)}
     reported = {event.step: event.loss for event in third.events if isinstance(event, StepDone)}
     assert list(reported) == [1, 3, 6, 9]
@@ -408,8 +421,8 @@ def test_values_are_described_in_a_line():
 def test_a_panel_marks_and_says_what_was_done():
     state = PanelState("run", 1)
     for step in (1, 2, 12, 22):
-        state.fold([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
-    state.fold([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
+        state.apply([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
+    state.apply([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
     state.set_action_result("learning rate 0.1 -> 0.05, after step 12\n<b>")
     assert (state.marks[-1].kind, state.marks[-1].x) == ("control", 12)
     assert state.ranks.num_steps == 22, "a report stands for the steps since the last"
@@ -421,10 +434,10 @@ def test_a_panel_marks_and_says_what_was_done():
 
 def test_settings_are_read():
     assert parse_set_arguments(["lr=3e-4", "lr*=0.5", "log-every=10", "log_every=5"]) == [
-        SetRate(3e-4),
-        ScaleRate(0.5),
-        SetInterval(10),
-        SetInterval(5),
+        SetLearningRate(3e-4),
+        ScaleLearningRate(0.5),
+        SetReportInterval(10),
+        SetReportInterval(5),
     ]
 
 

@@ -120,8 +120,8 @@ def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: RunRegistr
     state = PanelState("digits", 1)
     record_run("print(1)", options(), state, end_of_run(state, 1.0, None))
     assert registry.runs() == []
-    state.fold([StepDone(0, step, float(step), 1.0 / step, 0.1, 0.01, 4) for step in (1, 2)])
-    state.fold([MetricLogged(0, 2, 2.0, "accuracy", 0.75), CheckpointSaved(0, 2, 2.0, "runs/step_2", 0.1, 0.2, 3)])
+    state.apply([StepDone(0, step, float(step), 1.0 / step, 0.1, 0.01, 4) for step in (1, 2)])
+    state.apply([MetricLogged(0, 2, 2.0, "accuracy", 0.75), CheckpointSaved(0, 2, 2.0, "runs/step_2", 0.1, 0.2, 3)])
     end = end_of_run(state, 1.0, KeyboardInterrupt())
     record_run("# %%accelerate\nimport x\ntrain()", options(cpus=2), state, end)
     (run,) = registry.runs()
@@ -240,8 +240,8 @@ def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistr
     state = PanelState("long", 2)
     for step in range(1, 5001):
         loss = math.nan if step == 5000 else 9.0 if step == 2500 else 1 / step
-        state.fold([StepDone(rank, step, float(step), loss + rank, 0.1, 0.01, 4) for rank in (0, 1)])
-    state.fold([MetricLogged(0, 5000, 1.0, "loss", 0.25), MetricLogged(0, 5000, 1.0, "accuracy", 0.75)])
+        state.apply([StepDone(rank, step, float(step), loss + rank, 0.1, 0.01, 4) for rank in (0, 1)])
+    state.apply([MetricLogged(0, 5000, 1.0, "loss", 0.25), MetricLogged(0, 5000, 1.0, "accuracy", 0.75)])
     state.tables.table("plan", 0, "0").append((1.0, 0.1))
     state.finish("done")
     record_run("train()", options(), state, end_of_run(state, 1.0, None))

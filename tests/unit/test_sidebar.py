@@ -136,7 +136,7 @@ def test_without_a_comm_there_is_no_sidebar_and_no_error(
 
 
 def ask(to: Line, about: str, **given: Any) -> dict[str, Any]:
-    return to.say(kind="ask", id=7, about=about, given=given)
+    return to.say(kind="request", id=7, topic=about, arguments=given)
 
 
 def test_the_kernel_opens_a_comm_and_sends_the_state(sidebar: SidebarComm, line: Line):
@@ -177,9 +177,9 @@ def test_settings_are_a_layer_of_the_session(line: Line, session: Session):
     "data",
     [
         {"kind": "stop"},
-        {"kind": "ask", "id": 1, "about": "__class__", "given": {}},
-        {"kind": "ask", "id": "1", "about": "log", "given": {}},
-        {"kind": "ask", "id": 1, "about": "log", "given": []},
+        {"kind": "request", "id": 1, "topic": "__class__", "arguments": {}},
+        {"kind": "request", "id": "1", "topic": "log", "arguments": {}},
+        {"kind": "request", "id": 1, "topic": "log", "arguments": []},
         {"kind": "watch", "on": "yes"},
         {},
     ],
@@ -305,7 +305,7 @@ def test_a_query_that_fails_is_refused_with_its_error(sidebar: SidebarComm, line
         raise RuntimeError("not now")
 
     sidebar._answers = {"resolve": fail}
-    reply = line.say(kind="ask", id=3, about="resolve", given={})
+    reply = line.say(kind="request", id=3, topic="resolve", arguments={})
     assert (reply["kind"], reply["id"], reply["text"]) == ("refusal", 3, "RuntimeError: not now")
 
 
@@ -323,7 +323,7 @@ def test_a_machine_whose_working_folder_was_deleted_is_described(
 def test_the_running_cell_is_described_with_its_progress(session: Session):
     assert describe_state(session).run is None
     panel = Panel("digits", 2, mode="off", plan=LoopPlan("epochs", 4))
-    panel.state.fold(
+    panel.state.apply(
         [EpochBegan(0, 0, 1.0, 10), *(StepDone(0, step, float(step), 0.5, 0.1, 1.0, 4) for step in (1, 2))]
     )
     run = SimpleNamespace(status="running", output=SimpleNamespace(panel_facts=panel.facts))

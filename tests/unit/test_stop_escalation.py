@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel_nb.pool.control.stop_escalation import GRACE_S, PEER_GRACE_S, StopEscalation
-from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryPosition
+from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryLocation
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Case:
             self.escalation.escalate({1}, self.num_interrupts)
 
 
-STAGES = [Interrupt, AbortCollective, QueryPosition, "kill"]
+STAGES = [Interrupt, AbortCollective, QueryLocation, "kill"]
 
 
 def test_a_rank_that_does_not_stop_is_killed_after_the_grace_time():
@@ -148,7 +148,7 @@ def test_an_interrupt_that_the_interpreter_ignored_is_sent_again():
 
 def test_a_rank_that_goes_on_after_the_step_at_which_all_stop_keeps_its_connections():
     case = Case()
-    case.escalation.finishes = True
+    case.escalation.may_finish_step = True
     case.interrupt()
     case.escalation.record_finish_answer(1, True)
     case.escalation.record_interrupt(1, is_raised=True)

@@ -121,7 +121,7 @@ def panel(*ranks: tuple[float, float, float, float]) -> PanelState:
     state = PanelState("digits", len(ranks))
     for step in range(1, 6):
         for rank, durations in enumerate(ranks):
-            state.fold([StepDone(rank, step, float(step), 1.0, 0.1, 0.2, 4), TimeUsed(rank, step, step, *durations)])
+            state.apply([StepDone(rank, step, float(step), 1.0, 0.1, 0.2, 4), TimeUsed(rank, step, step, *durations)])
     return state
 
 
@@ -151,7 +151,7 @@ def test_much_reading_and_too_few_processors_are_noted():
 
 def test_records_that_cannot_be_are_dropped():
     state = panel((0.1, 0.2, 0.3, 0.0))
-    state.fold([TimeUsed(0, 6, 6.0, float("nan"), 0.0, 0.0, 0.0), TimeUsed(0, 6, 6.0, -1.0, 0.0, 0.0, 0.0)])
+    state.apply([TimeUsed(0, 6, 6.0, float("nan"), 0.0, 0.0, 0.0), TimeUsed(0, 6, 6.0, -1.0, 0.0, 0.0, 0.0)])
     assert state.num_dropped == 2
     state.finish("done")
     assert state.facts()["ranks"][0]["time_use"] is not None
@@ -159,10 +159,10 @@ def test_records_that_cannot_be_are_dropped():
 
 def test_the_share_of_computing_is_a_curve_for_each_rank_and_the_slowest_is_named():
     state = PanelState("run", 2)
-    state.fold(WorkerPrepared(rank, 0.0, "cpu", "ddp", "no", (), ()) for rank in (0, 1))
+    state.apply(WorkerPrepared(rank, 0.0, "cpu", "ddp", "no", (), ()) for rank in (0, 1))
     for step in range(1, 9):
         for rank, durations in enumerate([(0.1, 0.1, 0.2, 0.0), (0.0, 0.3, 0.0, 0.1)]):
-            state.fold([StepDone(rank, step, float(step), 1.0, 0.1, 0.4, 4), TimeUsed(rank, step, step, *durations)])
+            state.apply([StepDone(rank, step, float(step), 1.0, 0.1, 0.4, 4), TimeUsed(rank, step, step, *durations)])
     (name,) = state.facts()["utilization"]
     shares = [list(state.tables["metric", rank, name].columns[1]) for rank in (0, 1)]
     assert shares == [pytest.approx([25.0] * 8), pytest.approx([75.0] * 8)]
@@ -172,14 +172,14 @@ def test_the_share_of_computing_is_a_curve_for_each_rank_and_the_slowest_is_name
 
 def test_a_device_that_works_by_itself_has_no_share_of_computing():
     state = PanelState("run", 1)
-    state.fold([WorkerPrepared(0, 0.0, "cuda:0", "single", "no", (), ()), TimeUsed(0, 1, 1.0, 0.1, 0.9, 0.0, 0.0)])
+    state.apply([WorkerPrepared(0, 0.0, "cuda:0", "single", "no", (), ()), TimeUsed(0, 1, 1.0, 0.1, 0.9, 0.0, 0.0)])
     assert state.facts()["utilization"] == []
 
 
 def test_sensors_of_a_device_are_curves_of_utilization():
     state = PanelState("run", 1)
-    state.fold([WorkerPrepared(0, 0.0, "cuda:0", "single", "no", (), ())])
-    state.fold(DeviceLoad(0, step, float(step), name, value) for step in (1, 2) for name, value in SENSORS.items())
+    state.apply([WorkerPrepared(0, 0.0, "cuda:0", "single", "no", (), ())])
+    state.apply(DeviceLoad(0, step, float(step), name, value) for step in (1, 2) for name, value in SENSORS.items())
     assert state.facts()["utilization"] == list(SENSORS)
     assert list(state.tables["metric", 0, "GPU power (W)"].columns[1]) == [300.0, 300.0]
     assert state.facts()["metrics"] == [], "not a metric of the user's"

@@ -35,8 +35,8 @@ def test_a_metric_validates_the_loss_of_its_name(metric: str, loss_names: list[s
 
 def test_facts_and_state_name_the_loss_that_a_metric_validates() -> None:
     state = PanelState("run", 1)
-    state.fold([StepDone(0, step, float(step), 1 / step, 0.1, 0.01, 8) for step in range(1, 5)])
-    state.fold([MetricLogged(0, step, 1.0, name, 0.5) for step in (2, 4) for name in ("val_loss", "accuracy")])
+    state.apply([StepDone(0, step, float(step), 1 / step, 0.1, 0.01, 8) for step in range(1, 5)])
+    state.apply([MetricLogged(0, step, 1.0, name, 0.5) for step in (2, 4) for name in ("val_loss", "accuracy")])
     assert [(fact["name"], fact["validates"]) for fact in state.facts()["metrics"]] == [
         ("val_loss", ""),
         ("accuracy", None),

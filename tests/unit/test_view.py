@@ -33,7 +33,7 @@ def memory(rank: int, when: float, amount: int = 100) -> MemorySample:
 
 def fold(*events, workers: int = 2) -> PanelState:
     state = PanelState("run", workers)
-    state.fold(events)
+    state.apply(events)
     return state
 
 
@@ -70,8 +70,8 @@ def test_mean_goes_on_without_a_silent_rank():
     state = fold(*(step(n) for n in range(1, 5000)))
     assert len(state.tables["step", MEAN_RANK, ""]) > 100
     late = len(state.tables["step", MEAN_RANK, ""])
-    state.fold(step(n, 3.0, rank=rank) for n in range(5000, 5100) for rank in (1, 0))
-    state.fold(step(n, 1.0 + 2 * rank, rank=rank) for n in range(5100, 5200) for rank in (0, 1))
+    state.apply(step(n, 3.0, rank=rank) for n in range(5000, 5100) for rank in (1, 0))
+    state.apply(step(n, 1.0 + 2 * rank, rank=rank) for n in range(5100, 5200) for rank in (0, 1))
     assert column(state, MEAN_RANK, 1)[late + 50 :][-50:] == [2.0] * 50, "a rank that reports again counts again"
 
 
@@ -149,10 +149,10 @@ def test_metrics_are_capped_in_number_and_length():
 def test_checkpoints_are_marked_at_their_steps_and_leave_room():
     state = PanelState("run", 1)
     for number in range(1, 501):
-        state.fold([step(number)])
+        state.apply([step(number)])
         if number % 2 == 0:
-            state.fold([CheckpointSaved(0, number, 1.0, "runs/digits/x", 0.01, 0.2, 1000)])
-    state.fold([step(501, loss=float("nan"))])
+            state.apply([CheckpointSaved(0, number, 1.0, "runs/digits/x", 0.01, 0.2, 1000)])
+    state.apply([step(501, loss=float("nan"))])
     marks = [mark for mark in state.marks if mark.kind == "checkpoint"]
     assert 32 <= len(marks) <= 64
     assert all(mark.x % 2 == 0 for mark in marks)
@@ -214,7 +214,7 @@ def test_straggler_is_the_rank_that_is_clearly_slower():
 
 def test_growth_of_a_cpu_process_is_no_part_of_the_map():
     state = fold(WorkerPrepared(0, 0.0, "cpu", "single", "no", (), ()), step(1), memory(0, 1.0), workers=2)
-    state.fold([WorkerPrepared(1, 0.0, "cuda:0", "single", "no", (), ()), memory(1, 1.0)])
+    state.apply([WorkerPrepared(1, 0.0, "cuda:0", "single", "no", (), ()), memory(1, 1.0)])
     assert [column(state, rank, 4, "memory") for rank in (0, 1)] == [[0.0], [100.0]]
     assert [column(state, rank, 7, "memory") for rank in (0, 1)] == [[400.0], [500.0]]
     assert [rank["process_growth"] for rank in state.facts()["ranks"]] == [100.0, None]
@@ -238,7 +238,7 @@ def test_rows_since_gives_each_row_once():
     seen: dict = {}
     cursor: dict = {}
     for start in range(0, len(events), 37):
-        state.fold(events[start : start + 37])
+        state.apply(events[start : start + 37])
         found = state.tables.rows_since(cursor)
         assert found is not None
         blocks, cursor = found
@@ -250,19 +250,19 @@ def test_rows_since_gives_each_row_once():
 
 def test_rows_since_stays_within_the_bytes_and_keeps_the_spike():
     state = PanelState("run", 2)
-    state.fold(step(n, 99.0 if n == 500 else 1.0, rank=rank) for n in range(1, 5001) for rank in (0, 1))
+    state.apply(step(n, 99.0 if n == 500 else 1.0, rank=rank) for n in range(1, 5001) for rank in (0, 1))
     blocks, cursor = state.tables.rows_since({}, 8000) or ([], {})
     assert 0 < len(pack_blocks(blocks)[1]) <= 8000
     assert {block.rank: max(block.columns[1]) for block in blocks} == {0: 99.0, 1: 99.0, MEAN_RANK: 99.0}
     assert state.tables.rows_since(cursor) == ([], cursor), "what was picked stands for all"
-    state.fold([step(5001)])
+    state.apply([step(5001)])
     (block,) = (state.tables.rows_since(cursor, 8000) or ([], {}))[0]
     assert list(block.columns[0]) == [5001]
 
 
 def test_detail_holds_every_row_of_a_part_on_every_rank():
     state = PanelState("run", 2)
-    state.fold(step(n, rank=rank) for n in range(1, 5001) for rank in (0, 1))
+    state.apply(step(n, rank=rank) for n in range(1, 5001) for rank in (0, 1))
     blocks = state.tables.rows_between("step", "", 1000, 1099)
     assert {(block.rank, len(block.columns[0])) for block in blocks} == {(0, 100), (1, 100), (MEAN_RANK, 100)}
     assert all(len(block.columns[0]) <= 50 for block in state.tables.rows_between("step", "", 0, 9e9, 50))
@@ -272,7 +272,7 @@ def test_detail_holds_every_row_of_a_part_on_every_rank():
 
 def test_rows_since_asks_for_a_snapshot_when_rows_were_thinned_away():
     state = PanelState("run", 1, max_rows=6000)
-    state.fold(step(n) for n in range(1, 7000))
+    state.apply(step(n) for n in range(1, 7000))
     assert state.tables.rows_since({}) is None
     _, cursor = state.tables.snapshot(100)
     assert state.tables.rows_since(cursor) == ([], cursor)
@@ -280,7 +280,7 @@ def test_rows_since_asks_for_a_snapshot_when_rows_were_thinned_away():
 
 def test_snapshot_is_bounded_and_packs_into_one_buffer():
     state = PanelState("run", 2)
-    state.fold(training_events(20_000))
+    state.apply(training_events(20_000))
     blocks, _ = state.tables.snapshot(2000)
     headers, buffer = pack_blocks(blocks)
     assert max(header["rows"] for header in headers) <= 2000
@@ -295,7 +295,7 @@ def test_snapshot_is_bounded_and_packs_into_one_buffer():
 
 def test_snapshot_of_many_ranks_stays_small():
     state = PanelState("run", 256)
-    state.fold(step(n, rank=rank) for n in range(1, 300) for rank in range(256))
+    state.apply(step(n, rank=rank) for n in range(1, 300) for rank in range(256))
     assert len(pack_blocks(state.tables.snapshot()[0])[1]) < 2_000_000
 
 
@@ -320,7 +320,7 @@ def test_rates_leave_out_the_start_and_pauses():
 def test_an_outcome_that_is_not_final_becomes_final():
     state = fold(step(1), workers=1)
     state.set_action_result("step 1 is being saved", is_final=False)
-    state.fold([CheckpointSaved(0, 1, 1.0, "/runs/step_1", 0.1, 0.2, 99)])
+    state.apply([CheckpointSaved(0, 1, 1.0, "/runs/step_1", 0.1, 0.2, 99)])
     assert state.action_result == "saved to /runs/step_1, after step 1"
     state.set_action_result("stopping after this step ...", is_final=False)
     state.finish("done")
@@ -329,6 +329,6 @@ def test_an_outcome_that_is_not_final_becomes_final():
 
 def test_a_million_steps_are_all_kept():
     state = PanelState("run", 1)
-    state.fold(step(n) for n in range(1, 200_000))
+    state.apply(step(n) for n in range(1, 200_000))
     assert len(state.tables["step", 0, ""]) == 199_999
     assert MAX_BYTES["step"] > 48 * 1_000_000 * 9, "a million steps of eight ranks and their mean"

@@ -59,7 +59,7 @@ def report_out_of_memory(
         device=device_kind.name if device_kind.is_host else str(device),
         requested=requested_bytes(str(error)),
         free=free,
-        held=dict(held.bytes_by_kind),
+        bytes_by_kind=dict(held.bytes_by_kind),
         unattributed=max(0, use.allocated - counted),
         cached=max(0, use.reserved - use.allocated),
         usable=free + (counted if device_kind.is_host else use.reserved),

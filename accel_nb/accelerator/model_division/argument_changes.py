@@ -1,6 +1,6 @@
 """Changes that a forward pass makes to its arguments, such as an operation in place or a new item of a dict.
 
-On one device the caller finds them. A divided call passes rows of the tensors, in containers of its own.
+On one device the caller finds them. A divided call passes rows of the tensors in new containers, so they would be lost.
 """
 
 from __future__ import annotations

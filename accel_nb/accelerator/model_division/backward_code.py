@@ -1,8 +1,9 @@
-"""Code of a forward pass that acts in the backward pass: parts that are computed again, own functions, hooks.
+"""Detection of code in a forward pass that affects the backward pass: checkpointing, autograd functions, hooks.
 
-Inside of a divided call the gradients are those of the rows, times the number of ranks. Code that clips or stores them
-would see other values than on one device. A part that is computed again lies outside of the divided call. Code that
-trains inside of its forward pass must not run in calls that are undone: the state of optimizers stays.
+Inside of a divided call the gradients belong to this rank's rows, and are multiplied by the number of ranks. Code that
+clips or stores them would see other values than on one device. Parts that checkpointing computes again run outside of
+the divided call. Code that trains inside of its forward pass must not run in calls that are undone: the state of
+optimizers stays.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ _APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
 _HOOK = torch.Tensor.register_hook.__code__
 
 
-class TrainsItself(BaseException):
-    """Raised where a forward pass starts a backward pass or steps an optimizer; code with handlers lets it pass."""
+class TrainsInForward(BaseException):
+    """Raised if a forward pass starts a backward pass or steps an optimizer; ``except Exception`` does not catch it."""
 
 
 class BackwardCode:
     """Observes the calls in the block of `observe`.
 
-    `TrainsItself` is raised inside of the block where its code is about to run a backward pass or an optimizer's step.
+    `TrainsInForward` is raised inside of the block where its code is about to run a backward pass or an optimizer's
+    step.
 
     Attributes:
         has_checkpoints: whether a function of `torch.utils.checkpoint` was called, by whatever name.
@@ -74,7 +76,7 @@ class BackwardCode:
         elif code.co_filename == _CHECKPOINT:
             self.has_checkpoints = True
         elif code in self._backward or (code.co_name == "step" and isinstance(_first_argument(frame), Optimizer)):
-            raise TrainsItself
+            raise TrainsInForward
 
     def _observe_apply(self, called_on: Any) -> None:
         if isinstance(called_on, type) and issubclass(called_on, Function):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,21 @@ def synchronized_batch_norm(exchange: RowExchange) -> Iterator[None]:
         yield
     finally:
         functional.batch_norm = original
+
+
+def means_with_deviations(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name in which each running mean is stacked with its standard deviations.
+
+    The rounding error of a mean is proportional to the deviation. If the inputs of a layer are centered, as after a
+    linear layer that follows another batch normalization, the mean consists of rounding errors alone.
+    """
+    joined = dict(values)
+    for name, mean in values.items():
+        if name.rpartition(".")[2] == "running_mean":
+            variance = values.get(f"{name.removesuffix('running_mean')}running_var")
+            if isinstance(variance, Tensor) and isinstance(mean, Tensor) and mean.shape == variance.shape:
+                joined[name] = torch.stack([mean, variance.sqrt()])
+    return joined
 
 
 def _normalize(

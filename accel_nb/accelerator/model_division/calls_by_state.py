@@ -1,4 +1,4 @@
-"""Calls of a model, grouped by what its code may branch on: kinds of arguments, their sizes, and plain values.
+"""Calls of a model, grouped by values that its code may branch on: kinds and sizes of arguments, and plain values.
 
 A row layout is found for each group. Some values are new in every call, such as a noise level or the length of a text:
 after `_NUM_STATES` groups with equal layouts only each second, fourth, eighth and so on new group is checked.
@@ -42,7 +42,7 @@ class _Signature:
 class CallsByState:
     """The groups of a model's calls.
 
-    It refers to the model, so only the model may refer to it: else the model would never be released.
+    It references the model, so only the model may reference it; otherwise the model would never be released.
     """
 
     def __init__(self) -> None:

@@ -28,18 +28,19 @@ from accel_nb.accelerator.model_division.argument_changes import (
     ArgumentChanges,
     copied_arguments,
 )
-from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
-from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
+from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsInForward
+from accel_nb.accelerator.model_division.batch_norm import means_with_deviations, synchronized_batch_norm
 from accel_nb.accelerator.model_division.call_observers import has_modes, has_profiler, has_saved_tensor_hooks
 from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsByState
 from accel_nb.accelerator.model_division.forward_only import drop_saved_tensors
 from accel_nb.accelerator.model_division.model_structure import structure_of
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
-from accel_nb.accelerator.model_division.reachable_state import find_other_trained
+from accel_nb.accelerator.model_division.reachable_state import find_trained_outside
 from accel_nb.accelerator.model_division.related_outputs import RelatedOutputs
 from accel_nb.accelerator.model_division.row_layout import (
     OWN_GRADIENTS,
-    TRAINS_ITSELF,
+    TOO_FEW_ROWS,
+    TRAINS_IN_FORWARD,
     DivisionRefusal,
     Reduction,
     RowLayout,
@@ -71,17 +72,21 @@ _HALF_TOLERANCE = 3e-2
 _MIN_ROWS_PER_RANK = 2
 """With one row, code such as ``squeeze()`` behaves differently, and batch normalization has no variance."""
 _NUM_COMPARED = 32
-"""How many elements of a call's arguments the ranks compare, at most a quarter of them of one tensor; they do so in the
-first call, the second, the fourth, and so on."""
+"""Number of elements of a call's arguments that the ranks compare, at most a quarter of them from one tensor.
+
+They compare the first call, the second, the fourth, and so on.
+"""
 _ROUNDING = 1e-3
 _ROUNDING_FACTOR = 10.0
-"""How much more a whole batch may differ from its rows than the few rows of a check: longer sums round more."""
+"""Factor of the tolerance for a whole batch, relative to the few rows of a check: longer sums round more."""
 _MAX_ACCEPTED = 8
-"""A value that the model's code reads has no effect if this many of its values had none; half as many if they differed
-among ranks."""
+"""After this many different values without an effect, a value that the model's code reads counts as having none.
+
+After half as many if they differed among ranks.
+"""
 _NO_ROWS = -1
 _END = -1
-"""Takes the place of a read's number where the model's code has returned."""
+"""Sent instead of the number of a read if the model's code has returned."""
 _SHAPES_DIFFER = "the shape of its output depends on values of the batch"
 
 
@@ -109,7 +114,7 @@ class DividedCalls:
         # Called with a model's name, a number of calls that were divided, and the reason why that was wrong.
         self._on_difference = on_difference
         # Whether other ranks compute other blocks of a model: then this rank records only some of its random draws and
-        # reads, and the stages draw from generators of their own.
+        # reads, and the stages draw from separate generators.
         self._has_stages = has_stages
         self.exchange = RowExchange(comm)
         self.related = RelatedOutputs(self.exchange)
@@ -140,7 +145,7 @@ class DividedCalls:
                 # The cell calls ``model.forward``: hooks that gather parameters and reduce gradients run in calls only.
                 called = reference()
                 assert called is not None, "a model exists during its own call"
-                # A ``__call__`` of the user's class may be what calls ``forward``.
+                # A ``__call__`` of the user's class may call ``forward``.
                 has_own_call = innermost_class(called).__call__ is not nn.Module.__call__
                 return (nn.Module if has_own_call else type(called)).__call__(called, *args, **kwargs)
             if self._stepper.computes_alone():
@@ -174,7 +179,7 @@ class DividedCalls:
             return self._compute_whole(forward, args, kwargs)
         number = layout.num_rows(list(find_tensors([args, kwargs])))
         if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
-            self.undivided[name] = _TOO_FEW_ROWS
+            self.undivided[name] = TOO_FEW_ROWS
             return self._compute_whole(forward, args, kwargs)
         call = _Call(model, forward, args, kwargs, layout, number)
         is_compared = layout.random_problem is None and not (self._has_stages or self._is_compiled_model(model))
@@ -210,8 +215,8 @@ class DividedCalls:
         try:
             whole, whole_effects, problem = self._compute_compared(call, snapshot)
             rows, problem = self._try_rows(call, observed) if problem is None else (None, problem)
-        except TrainsItself:
-            whole, whole_effects, rows, problem = None, {}, None, TRAINS_ITSELF
+        except TrainsInForward:
+            whole, whole_effects, rows, problem = None, {}, None, TRAINS_IN_FORWARD
         has_rows = problem is None
         if has_rows:
             problem = _difference(rows, whole, snapshot.effects(), whole_effects, self._tolerance)
@@ -232,9 +237,9 @@ class DividedCalls:
         return self._compute_whole(call.forward, call.args, call.kwargs)
 
     def _compute_compared(self, call: _Call, snapshot: _Snapshot) -> tuple[Any, dict[str, Any], str | None]:
-        """Return the result of a whole call, its effects, which are undone, and why it cannot be compared, if so.
+        """Return the result and the effects of a whole call, and the reason if it cannot be compared.
 
-        Nothing is kept for a backward pass.
+        The effects are undone; no tensors are saved for a backward pass.
         """
 
         def compute() -> tuple[Any, bool]:
@@ -247,14 +252,14 @@ class DividedCalls:
             try:
                 with without_graph():
                     whole, has_changes = compute()
-            except Exception:  # the code needs what is not kept, or uses `torch.func`, which allows no such hooks
+            except Exception:  # the code needs saved tensors, or uses `torch.func`, which allows no such hooks
                 snapshot.restore()
                 whole, has_changes = compute()
         problem = CHANGES_ARGUMENTS if has_changes else None
         return map_tensors(Tensor.detach, whole), snapshot.restore(), problem
 
     def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, str | None]:
-        """Return the rows of all ranks and None, or None and why there are none."""
+        """Return the rows of all ranks and None, or None and the reason."""
         code = BackwardCode()
         try:
             with code.observe():
@@ -262,11 +267,11 @@ class DividedCalls:
         except _ResultMayDiffer as error:
             cause = error.__cause__
             return None, _SHAPES_DIFFER if cause is None else part_problem(cause)
-        # Weights that are divided are checked without gradients, where code may register no hooks on these.
+        # Models with sharded weights are checked without gradients, and code then cannot register hooks on these.
         return (None, OWN_GRADIENTS) if code.has_own_gradients else (rows, None)
 
     def _accept_read(self, layout: RowLayout, read: int, values: list[Any]) -> tuple[Any, ...]:
-        """Return the accepted values of each read with that of this call, `ANY_VALUE` if it differs among ranks."""
+        """Return the accepted values of each read, with this call's value, or `ANY_VALUE` if it differs among ranks."""
         value = values[read] if read < len(values) else None
         accepted = layout.reads[read]
         if len(set(self._gather_codes(_code_of(value)))) > 1:
@@ -275,7 +280,7 @@ class DividedCalls:
         return (*layout.reads[:read], updated, *layout.reads[read + 1 :])
 
     def _compute_whole(self, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with self._mark_inside():
+        with self._mark_in_call():
             return forward(*args, **kwargs)
 
     def _compute_rows(self, call: _Call, observe: Callable[[Any], None] | None) -> Any:
@@ -291,8 +296,8 @@ class DividedCalls:
         result: Any = None
         failure: Exception | None = None
         with ExitStack() as stack:
-            stack.enter_context(self._mark_inside())
-            stack.enter_context(self._as_one_device(call.model, layout, sizes))
+            stack.enter_context(self._mark_in_call())
+            stack.enter_context(self._computing_like_one_device(call.model, layout, sizes))
             if observe is not None:
                 stack.enter_context(observed_reads(observe))
             try:
@@ -329,9 +334,9 @@ class DividedCalls:
         return map_tensors(select, (list(call.args), dict(call.kwargs)))
 
     def _complete(self, call: _Call, rows: Any, result: Any, sizes: Sequence[int]) -> Any:
-        """Return the result of a call with the rows of all ranks, from that of this rank's ``rows`` of the arguments.
+        """Return the result of a call for all ranks' rows, from this rank's result for its ``rows`` of the arguments.
 
-        A tensor that the model has returned twice is one tensor, and an argument that it returns is the argument.
+        A tensor that the model has returned twice is one tensor, and a returned argument is the argument itself.
         """
         name, own, outputs = type(call.model).__name__, sizes[self._comm.world.rank], iter(call.layout.outputs)
         gathered: list[tuple[Tensor, Tensor, int, list[int]]] = []
@@ -362,7 +367,7 @@ class DividedCalls:
         return whole
 
     def _reduce(self, part: Tensor, reduction: Reduction, sizes: Sequence[int]) -> Tensor:
-        """Return the value of all rows from those of the ranks' rows."""
+        """Return the value for all rows, given each rank's value for its rows."""
         if reduction == "sum":
             return self.exchange.reduce(part, None)
         if reduction == "mean":
@@ -374,7 +379,7 @@ class DividedCalls:
         return self.exchange.reduce(part, self.exchange.stack(weight))
 
     @contextmanager
-    def _mark_inside(self) -> Iterator[None]:
+    def _mark_in_call(self) -> Iterator[None]:
         try:
             self.is_inside = True
             yield
@@ -382,7 +387,7 @@ class DividedCalls:
             self.is_inside = False
 
     @contextmanager
-    def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
+    def _computing_like_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
         """Compute batch normalization and random numbers inside of the block as one device would."""
         with ExitStack() as stack:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
@@ -465,14 +470,14 @@ class DividedCalls:
     ) -> RowLayout | DivisionRefusal:
         if self._has_hooks(model):
             return DivisionRefusal("hooks read or change its values")
-        if (other := find_other_trained(model)) is not None:
+        if (other := find_trained_outside(model)) is not None:
             return DivisionRefusal(f"its code uses `{other}`, which is not part of it")
         share = self._stepper.window.share
         is_compiled = self._is_compiled_model(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
         if is_compiled and has_norms:
             return DivisionRefusal("it is compiled, with batch normalization")
-        with self._mark_inside():
+        with self._mark_in_call():
             return find_layout(
                 model,
                 forward,
@@ -525,7 +530,7 @@ class DividedCalls:
 
     @property
     def _tolerance(self) -> float:
-        """The least relative tolerance: above 0 where the model computes in half precision and returns float32."""
+        """The minimum relative tolerance: above 0 if the model computes in half precision and returns float32."""
         policy = self._stepper.strategy.precision.policy
         return 0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_TOLERANCE
 
@@ -568,7 +573,8 @@ def _effects(changes: Changes, random: Mapping[str, Tensor]) -> dict[str, Any]:
 class _ResultMayDiffer(BaseException):
     """Raised on all ranks if a call cannot be divided, or has read a value with which it was not checked.
 
-    ``read`` is the index of this value among those that the call reads. A model's ``except Exception`` lets it pass.
+    ``read`` is the index of this value among those that the call reads. A model's ``except Exception`` does not catch
+    it.
     """
 
     def __init__(self, read: int | None = None) -> None:
@@ -577,7 +583,7 @@ class _ResultMayDiffer(BaseException):
 
 
 class _ReadComparison:
-    """Raises `_ResultMayDiffer` for a read value that differs among ranks, or from the accepted ones."""
+    """A callback that raises `_ResultMayDiffer` if a read value differs among ranks, or is not an accepted one."""
 
     def __init__(self, gather_codes_at: Callable[[int, int], list[int]], layout: RowLayout) -> None:
         self._gather_codes_at = gather_codes_at
@@ -635,12 +641,13 @@ def _shape_code(result: Any, layout: RowLayout, own: int) -> int:
 def _difference(
     rows: Any, whole: Any, effects: Mapping[str, Any], whole_effects: Mapping[str, Any], tolerance: float
 ) -> str | None:
-    """Return how a divided call and the whole one differ; None if they do not."""
+    """Return the difference between a divided call and the whole call, as text; None if they are equal."""
     if signature_of(rows) != signature_of(whole):
         return "the kind of its output depends on the batch"
     if not is_equal(rows, whole, tolerance, _ROUNDING_FACTOR):
         return "it computes with several samples together"
-    if effects.keys() != whole_effects.keys() or not is_equal(effects, whole_effects, tolerance, _ROUNDING_FACTOR):
+    own, other = means_with_deviations(effects), means_with_deviations(whole_effects)
+    if effects.keys() != whole_effects.keys() or not is_equal(own, other, tolerance, _ROUNDING_FACTOR):
         return "its state or its random numbers depend on the batch as a whole"
     return None
 
@@ -665,8 +672,6 @@ def _trained_parameters(model: nn.Module) -> Iterator[Tensor]:
     for part in model.modules():
         yield from (value for value in part._parameters.values() if value is not None and value.requires_grad)
 
-
-_TOO_FEW_ROWS = DivisionRefusal("a batch has too few rows", is_final=False)
 
 _SHARDED_IN_THREAD = (
     "{name} is called in a thread that the cell has started: each worker holds a shard of it, and threads of several "

@@ -1,4 +1,4 @@
-"""Forward passes whose results are compared only: they keep no tensors for a backward pass, to save memory."""
+"""Forward passes that are only compared: they save no tensors for a backward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class BackwardNeeded(Exception):
-    """Raised if code computes gradients of what was computed inside of `drop_saved_tensors`."""
+    """Raised if code computes gradients of results that were computed inside of `drop_saved_tensors`."""
 
 
 @contextmanager

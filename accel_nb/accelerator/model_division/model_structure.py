@@ -1,4 +1,4 @@
-"""Modules and hooks of a model: while they are the same, a row layout of its calls holds."""
+"""Comparison of a model's modules and hooks: a row layout of its calls is valid until these change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshot of what a model's forward pass may change: attributes and buffers of its modules, and other objects."""
+"""Snapshot of all that a model's forward pass may change: attributes and buffers of modules, and other objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from accel_nb.accelerator.model_division.generators import has_state, is_generator, set_state, state_of
+from accel_nb.accelerator.model_division.random_generators import has_state, is_generator, set_state, state_of
 from accel_nb.accelerator.model_division.reachable_state import (
     CONTAINERS,
     PLAIN_TYPES,
@@ -22,9 +22,9 @@ from accel_nb.accelerator.model_division.reachable_state import (
 )
 from accel_nb.runtime.process.user_code import is_user_module
 
-_OF_SHARDED = ("_modules", "_parameters")
+_REPLACED_BY_SHARDING = ("_modules", "_parameters")
 _MAX_BYTES = 256 * 2**20
-"""The bytes of tensors and arrays outside of modules that are copied at most."""
+"""Maximum number of bytes of tensors and arrays outside of modules that are copied."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Changes:
     """Values that a forward pass has changed, by name."""
 
     values: dict[str, Any]
-    of_user: tuple[str, ...] = ()
-    """The names of those that belong to the user's code."""
+    user_names: tuple[str, ...] = ()
+    """The names of changed values that belong to the user's code."""
     generators: tuple[str, ...] = ()
-    """The names of random generators of Python and NumPy from which it drew."""
+    """The names of the generators of Python and NumPy that the forward pass drew from."""
 
 
 class ModuleSnapshot:
     """A snapshot of the attributes and buffers of a model, its submodules and parameters, to undo a forward pass.
 
     It includes containers, the user's objects, classes and functions, variables, generators, tensors and arrays that
-    the code of the model uses; of tensors and arrays as many as `_MAX_BYTES` hold. Parameters that this code replaces
-    by others are restored too, unless ``shards_params``: then the strategy replaces parameters in a forward pass, and
-    restores them itself. For changes of their values see `TensorWrites`.
+    the code of the model uses; tensors and arrays only up to `_MAX_BYTES`. Parameters that this code replaces by others
+    are restored too, unless ``shards_params``: then the strategy replaces parameters in a forward pass, and restores
+    them itself. For changes of their values see `TensorWrites`.
 
     Attributes:
         uncopied: the tensors outside of modules that were too large to copy, by name.
@@ -52,12 +52,12 @@ class ModuleSnapshot:
 
     def __init__(self, model: nn.Module, *, shards_params: bool) -> None:
         parts = [(name, part, is_user_module(type(part).__module__)) for name, part in model.named_modules()]
-        held = [Reachable(name, vars(part), is_users) for name, part, is_users in parts]
+        held = [Reachable(name, vars(part), is_user_code) for name, part, is_user_code in parts]
         held += [
-            Reachable(f"{name}.{key}".lstrip("."), value, is_users)
-            for name, part, is_users in parts
+            Reachable(f"{name}.{key}".lstrip("."), value, is_user_code)
+            for name, part, is_user_code in parts
             for key, value in vars(part).items()
-            if isinstance(value, CONTAINERS) and not (shards_params and key in _OF_SHARDED)
+            if isinstance(value, CONTAINERS) and not (shards_params and key in _REPLACED_BY_SHARDING)
         ]
         if not shards_params:  # hooks of opacus count the calls at the parameters
             held += [
@@ -66,15 +66,15 @@ class ModuleSnapshot:
                 for key, parameter in part._parameters.items()
                 if parameter is not None
             ]
-        # In a block of `parametrize.cached` a weight is computed once, with a graph that is not that of this call.
+        # In a block of `parametrize.cached` a weight is computed once, with the graph of another call.
         held.append(Reachable("parametrized weights", parametrize._cache, False))
         reachable = list(find_reachable(model))
         held += [found for found in reachable if not has_values(found.value) and not is_generator(found.value)]
         self._held = {id(found.value): (found, copy.copy(found.value)) for found in held}
         self._generators = [(found, state_of(found.value)) for found in reachable if is_generator(found.value)]
         self._values = [
-            (Reachable(f"{name}.{key}".lstrip("."), value, is_users), value.detach().clone())
-            for name, part, is_users in parts
+            (Reachable(f"{name}.{key}".lstrip("."), value, is_user_code), value.detach().clone())
+            for name, part, is_user_code in parts
             for key, value in part._buffers.items()
             if value is not None and value.layout is torch.strided and not (value.is_meta or value.is_nested)
         ]
@@ -92,21 +92,21 @@ class ModuleSnapshot:
     def changes(self) -> Changes:
         """Return the values that have changed since the snapshot."""
         values: dict[str, Any] = {}
-        of_user: list[str] = []
+        user_names: list[str] = []
         drawn: list[str] = []
-        for (name, value, is_users), before in self._values:
+        for (name, value, is_user_code), before in self._values:
             if not _has_equal_values(value, before):
                 values[name] = _copied(value)
-                of_user += [name] if is_users else []
+                user_names += [name] if is_user_code else []
         for (name, generator, _), state in self._generators:
             if not has_state(generator, state):
                 values[f"generator {name}"] = state_of(generator)
                 drawn += [] if isinstance(generator, torch.Generator) else [name]
-        for (name, container, is_users), content in self._held.values():
+        for (name, container, is_user_code), content in self._held.values():
             for key, value in _changed_items(name, container, content):
                 values[key] = _copied(value)
-                of_user += [key] if is_users else []
-        return Changes(values, tuple(of_user), tuple(drawn))
+                user_names += [key] if is_user_code else []
+        return Changes(values, tuple(user_names), tuple(drawn))
 
     @torch.no_grad()
     def restore(self) -> Changes:
@@ -186,7 +186,7 @@ def _is_same(value: Any, content: Any) -> bool:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Set the items of a container to those of its earlier copy."""
+    """Set the items of a container to the items of its earlier copy."""
     if isinstance(container, list | deque):
         container.clear()
         container.extend(content)

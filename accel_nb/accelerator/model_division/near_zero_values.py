@@ -1,8 +1,8 @@
-"""Parameters and buffers that are almost zero: random values replace them while model division tests a model.
+"""Replacement of almost zero parameters and buffers by random values, while model division tests a model.
 
-The test compares the forward pass of whole batches with that of their parts, to find dependences between samples. A
-branch that is multiplied by zeros, by a gate or by the matrix B of LoRA, contributes nothing: a dependence inside of it
-would be missed until training has changed the zeros.
+The test compares the forward passes of whole batches and of their parts, to find dependences between samples. A branch
+that is multiplied by zeros, by a gate or by the matrix B of LoRA, contributes nothing: a dependence inside of it would
+be missed until training has changed the zeros.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _NEAR_ZERO = 1e-2
 
 @contextmanager
 @torch.no_grad()
-def random_where_near_zero(model: nn.Module) -> Iterator[None]:
+def randomize_near_zero(model: nn.Module) -> Iterator[None]:
     """Set parameters and buffers that are almost zero to random values inside of the block, the same on all ranks.
 
     Buffers get positive ones, since they may be variances or counts.
     """
-    hiding = [tensor for tensor in (*model.parameters(), *model.buffers()) if _is_near_zero(tensor)]
-    before = [tensor.detach().clone() for tensor in hiding]
+    near_zero = [tensor for tensor in (*model.parameters(), *model.buffers()) if _is_near_zero(tensor)]
+    before = [tensor.detach().clone() for tensor in near_zero]
     generator = torch.Generator().manual_seed(0)
     try:
         # Changing `data` does not increase the version counter: an earlier call may have saved the tensor.
-        for tensor in hiding:
+        for tensor in near_zero:
             values = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device="cpu")
             tensor.data.copy_(values - 0.5 if isinstance(tensor, nn.Parameter) else values)
         yield
     finally:
-        for tensor, values in zip(hiding, before, strict=True):
+        for tensor, values in zip(near_zero, before, strict=True):
             tensor.data.copy_(values)
 
 
@@ -50,5 +50,5 @@ def _is_near_zero(tensor: Tensor) -> bool:
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """Return whether several elements of a tensor are in one place of its memory, to which torch does not copy."""
+    """Return whether elements of a tensor share memory, as after ``expand``; torch does not copy to such tensors."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

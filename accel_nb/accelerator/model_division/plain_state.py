@@ -2,7 +2,7 @@
 
 A row layout holds for calls with the same plain values, among them members of enums, tuples of plain values, and
 functions and classes, which may be replaced by others. So a dropout that is enabled later, or a layer that an epoch
-number switches on, makes the model be checked again. Of another object its class is compared, and its attributes.
+number switches on, leads to another check of the model. Of another object its class is compared, and its attributes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 class PlainState:
-    """The places of values that a model's code may read; searched again when one is added, or an object is replaced."""
+    """The values that a model's code may read, by container and key; searched again if one is added or replaced."""
 
     def __init__(self, model: nn.Module) -> None:
         found = list(find_plain_sources(model))

@@ -1,4 +1,4 @@
-"""Random numbers that a model's code reads: a branch on them may be taken in some calls only."""
+"""Detection of code that reads random numbers as Python values, and so may branch differently in each call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RandomReads(TorchDispatchMode):
     """Records whether code reads values that were computed from numbers drawn in the block.
 
     Attributes:
-        has_read: whether it does.
+        has_read: whether code has read such a value.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,6 @@ class RandomReads(TorchDispatchMode):
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory; 0 if it has none of its own, as one that is divided among ranks."""
+    """Return the address of a tensor's memory; 0 for a sharded tensor, or one that is not strided."""
     has_memory = tensor.layout is torch.strided and not is_sharded(tensor)
     return tensor.untyped_storage().data_ptr() if has_memory else 0

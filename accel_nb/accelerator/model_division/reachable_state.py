@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accel_nb.accelerator.model_division.generators import is_generator
+from accel_nb.accelerator.model_division.random_generators import is_generator
 from accel_nb.runtime.code_objects import nested_codes
 from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.process.user_code import is_user_module
@@ -30,12 +30,12 @@ _MAX_ITEMS = 64
 """The items of longer containers are not followed."""
 _MAX_FOUND = 4096
 PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
-_CHANGED_IN_LIBRARIES = (bool, float, types.FunctionType, types.BuiltinFunctionType)
-"""Rates, flags and functions of a library's layer may change; its integers and strings are its fixed structure."""
+_LIBRARY_STATE_TYPES = (bool, float, types.FunctionType, types.BuiltinFunctionType)
+"""Types of attributes of a library's layer that may change (rates, flags, functions); integers and strings do not."""
 _NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 """Objects of the standard library that hold the user's values."""
 _EMPTY_CELL = types.CellType()
-_OF_TORCH = frozenset(vars(nn.Module()))
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 """The attributes that torch gives each module."""
 
 
@@ -44,7 +44,7 @@ class Reachable(NamedTuple):
 
     name: str
     value: Any
-    is_users: bool
+    is_user_code: bool
     """Whether it belongs to the user's code, not to a module of a library."""
 
 
@@ -163,20 +163,20 @@ def find_reachable(model: nn.Module) -> Iterator[Reachable]:
     """
     own = set(map(id, model.buffers()))
     for found in _walk(model):
-        name, value, is_users = found
+        name, value, is_user_code = found
         if isinstance(value, nn.Module | nn.Parameter) or id(value) in own:
             continue
         if isinstance(value, (*CONTAINERS, _Variables)) or has_values(value) or is_generator(value):
             yield found
-        elif _is_users_function(value):
+        elif _is_user_function(value):
             if assigned := _names_of(value.__code__).assigned:
-                yield Reachable(name, GlobalVariables(value.__globals__, assigned), is_users)
+                yield Reachable(name, GlobalVariables(value.__globals__, assigned), is_user_code)
             if value.__closure__:
-                yield Reachable(name, ClosureVariables(value), is_users)
+                yield Reachable(name, ClosureVariables(value), is_user_code)
             if vars(value):
-                yield Reachable(name, vars(value), is_users)
-        elif _is_users_object(value):
-            yield Reachable(name, _attributes_of(value), is_users)
+                yield Reachable(name, vars(value), is_user_code)
+        elif _is_user_object(value):
+            yield Reachable(name, _attributes_of(value), is_user_code)
 
 
 class PlainSource(NamedTuple):
@@ -185,17 +185,17 @@ class PlainSource(NamedTuple):
     container: Any
     keys: Collection[Any]
     is_complete: bool = True
-    """Whether the code may read each value that the container gets later."""
+    """Whether the code may also read values that are added to the container later."""
 
 
 def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:
     """Yield the containers of values that a model's code may read."""
     for part in model.modules():
-        is_users = is_user_module(type(part).__module__)
-        keys = [key for key, value in vars(part).items() if is_users or isinstance(value, _CHANGED_IN_LIBRARIES)]
+        is_user_code = is_user_module(type(part).__module__)
+        keys = [key for key, value in vars(part).items() if is_user_code or isinstance(value, _LIBRARY_STATE_TYPES)]
         yield PlainSource(vars(part), [key for key in keys if _may_change(key)])
-    for _, value, is_users in _walk(model):
-        if not is_users:
+    for _, value, is_user_code in _walk(model):
+        if not is_user_code:
             continue
         if isinstance(value, dict | _Variables):
             yield PlainSource(value, list(value) if len(value) <= _MAX_ITEMS else ())
@@ -203,28 +203,28 @@ def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:
             yield PlainSource(value, range(len(value)) if len(value) <= _MAX_ITEMS else ())
         elif isinstance(value, set):
             yield PlainSource(value, ())
-        elif _is_users_function(value):
+        elif _is_user_function(value):
             names = [name for name in _names_of(value.__code__).read if name in value.__globals__]
             yield PlainSource(value.__globals__, names, is_complete=False)
             variables = ClosureVariables(value)
             yield PlainSource(variables, list(variables))
             yield PlainSource(vars(value), list(vars(value)))
-        elif _is_users_object(value):
+        elif _is_user_object(value):
             attributes = _attributes_of(value)
             yield PlainSource(attributes, list(attributes))
 
 
 def is_searched(value: Any) -> bool:
     """Return whether the values in an object are among those that a model's code may read."""
-    return isinstance(value, CONTAINERS) or _is_users_object(value)
+    return isinstance(value, CONTAINERS) or _is_user_object(value)
 
 
 def _may_change(name: str) -> bool:
-    return name not in _OF_TORCH or name == "training"
+    return name not in _MODULE_ATTRIBUTES or name == "training"
 
 
-def find_other_trained(model: nn.Module) -> str | None:
-    """Return the name of a module or tensor with state of its own that a model's code uses but does not contain."""
+def find_trained_outside(model: nn.Module) -> str | None:
+    """Return the name of a trained module or tensor that a model's code uses but the model does not contain, if any."""
     parameters, modules = set(map(id, model.parameters())), set(map(id, model.modules()))
     for name, value, _ in _walk(model):
         if isinstance(value, nn.Module):
@@ -247,17 +247,17 @@ def _walk(model: nn.Module) -> Iterator[Reachable]:
         Reachable(f"{name}.{key}".lstrip("."), value, is_user_module(type(part).__module__))
         for name, part in model.named_modules()
         for key, value in (*vars(part).items(), *_class_parts(type(part)))
-        if key not in _OF_TORCH
+        if key not in _MODULE_ATTRIBUTES
     ]
     seen: set[int] = set()
-    for name, value, is_of_users in waiting:  # the loop appends to it
+    for name, value, is_user_code_part in waiting:  # the loop appends to it
         if isinstance(value, PLAIN_TYPES) or id(value) in seen or len(seen) > _MAX_FOUND:
             continue
         seen.add(id(value))
-        is_users = is_of_users or _is_users_function(value) or _is_users_object(value)
-        yield Reachable(name, value, is_users)
+        is_user_code = is_user_code_part or _is_user_function(value) or _is_user_object(value)
+        yield Reachable(name, value, is_user_code)
         if not isinstance(value, nn.Module | nn.Parameter):
-            waiting += [Reachable(f"{name}.{key}", part, is_users) for key, part in _parts(value)]
+            waiting += [Reachable(f"{name}.{key}", part, is_user_code) for key, part in _parts(value)]
 
 
 def has_values(value: Any) -> bool:
@@ -269,7 +269,7 @@ def has_values(value: Any) -> bool:
 
 
 def _class_parts(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the functions of a class and its bases that are the user's, and their attributes as mappings."""
+    """Yield the user's functions of a class and its bases, and the attributes of these classes as mappings."""
     for base in kind.__mro__:
         if is_of_instance(base):  # its functions are this package's, and refer to the model
             if (forward := replaced_forward(base)) is not None:
@@ -279,7 +279,7 @@ def _class_parts(kind: type) -> Iterator[tuple[str, Any]]:
             if attributes := ClassAttributes(base):
                 yield base.__name__, attributes
         elif base not in (object, nn.Module):  # code may have replaced methods of a library's class
-            yield from ((key, value) for key, value in vars(base).items() if _is_users_function(value))
+            yield from ((key, value) for key, value in vars(base).items() if _is_user_function(value))
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -287,7 +287,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from list(value.items()) if len(value) <= _MAX_ITEMS else ()
     elif isinstance(value, list | tuple | set | deque):
         yield from enumerate(items_of(value, _MAX_ITEMS))
-    elif _is_users_function(value):
+    elif _is_user_function(value):
         names = _names_of(value.__code__).read
         yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)
         yield from ClosureVariables(value).items()
@@ -298,16 +298,16 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(value, type):
         if is_user_module(value.__module__):
             yield from _class_parts(value)
-    elif _is_users_object(value):
+    elif _is_user_object(value):
         yield from _attributes_of(value).items()
         yield from _class_parts(type(value))
 
 
-def _is_users_function(value: Any) -> bool:
+def _is_user_function(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and is_user_module(value.__module__)
 
 
-def _is_users_object(value: Any) -> bool:
+def _is_user_object(value: Any) -> bool:
     if isinstance(value, _NAMESPACES):
         return True
     return not isinstance(value, type) and is_user_module(type(value).__module__)

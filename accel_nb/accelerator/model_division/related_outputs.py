@@ -1,7 +1,7 @@
-"""Outputs of a divided call from which the model may have computed its other outputs, such as features beside scores.
+"""Gradients with respect to outputs of a divided call from which other outputs were computed, as scores from features.
 
 A call returns the gathered rows of all ranks. The scores depend on this rank's rows of the features, not on the
-gathered features: their gradient is that of the rows, gathered.
+gathered features: their gradient is the gathered gradient of the rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Rows:
     dim: int
     sizes: tuple[int, ...]
     version: int
-    """That of the gathered tensor: another one has been changed in place, and no longer consists of these rows."""
+    """The version of the gathered tensor; with another one it was changed in place and no longer has these rows."""
 
 
 class RelatedOutputs:
@@ -103,7 +103,7 @@ class RelatedOutputs:
         return rows if rows is not None and rows.version == tensor._version else None
 
     def _gather(self, rows: _Rows, gradient: Tensor) -> Tensor:
-        """Return the gradient of the output from that of its rows, which has a factor (see `RowExchange`)."""
+        """Return the gradient of the output, given the gradient of its rows, which has a factor (see `RowExchange`)."""
         return self._exchange.gather(gradient, rows.dim, rows.sizes) / self._exchange.num_ranks
 
 

@@ -22,9 +22,9 @@ from accel_nb.accelerator.model_division.argument_changes import (
     ArgumentChanges,
     copied_arguments,
 )
-from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
+from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsInForward
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
-from accel_nb.accelerator.model_division.near_zero_values import random_where_near_zero
+from accel_nb.accelerator.model_division.near_zero_values import randomize_near_zero
 from accel_nb.accelerator.model_division.random_reads import RandomReads
 from accel_nb.accelerator.model_division.row_random import ComparedShapes, Draw, DrawnShapes, RowRandom
 from accel_nb.accelerator.model_division.tensor_writes import TensorWrites
@@ -35,19 +35,24 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 
 NUM_CHECKED = 5
-"""How many rows a check computes, once together and once in two parts; the second part has one row more."""
+"""Number of rows that a check computes, once together and once in two parts; the second part has one row more."""
+
+_MIN_CHECKED = NUM_CHECKED - 1
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _CODE = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type, nn.Module
 )  # fmt: skip
-"""Arguments that are called; other objects that can be called may store results, which a check would change."""
+"""Types of callable arguments that store no results; a check would change the results that other callables store."""
 _TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}
 _HALF_TOLERANCE = 3e-2
 
 
 Reduction = Literal["mean", "sum", "weighted"]
-"""How a single value follows from those of parts of the rows; ``weighted``: by the total weight of a loss of torch."""
+"""How a value for all rows is computed from the values for parts of them.
+
+``weighted``: by the total weight of a torch loss.
+"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,8 @@ class DivisionRefusal:
     """Whether the reason holds for other batches too."""
 
 
-TRAINS_ITSELF = "its code runs a backward pass or steps an optimizer"
+TOO_FEW_ROWS = DivisionRefusal("a batch has too few rows", is_final=False)
+TRAINS_IN_FORWARD = "its code runs a backward pass or steps an optimizer"
 OWN_GRADIENTS = "its code computes or reads gradients of its own"
 
 
@@ -93,7 +99,7 @@ def is_divisible(tensor: Tensor) -> bool:
 
 
 def part_problem(error: BaseException) -> str:
-    """Return why a model is not divided whose code raised an error for some rows of the batch."""
+    """Return the reason for not dividing a model whose code raised ``error`` for some rows of the batch."""
     return f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})"
 
 
@@ -131,7 +137,7 @@ def find_layout(
     """Return the row layout of a model's call, found by computing a few rows; the model and random states are restored.
 
     Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
-    two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
+    two parts. ``batch_size`` is the loader's. ``tolerance`` applies if it is larger than the tolerance of a dtype.
     Objects of the user's modules are searched for stored values. ``device`` is this rank's. With ``shards_params`` the
     strategy replaces parameters in a forward pass. With ``has_stages`` each rank draws for its own blocks and
     micro-batches, so draws are not compared, and dropout layers are left out.
@@ -143,7 +149,10 @@ def find_layout(
     if not all(map(is_divisible, tensors)):
         return DivisionRefusal("it takes tensors of a subclass, or sparse or quantized ones")
     refusal: DivisionRefusal | None = None
-    for dims, total in _candidates(tensors, batch_size):
+    sizes = _possible_sizes(tensors, batch_size)
+    if sizes and max(sizes) < _MIN_CHECKED:
+        return TOO_FEW_ROWS
+    for dims, total in _candidates(tensors, sizes):
         check = _LayoutCheck(
             model,
             forward,
@@ -165,18 +174,22 @@ def find_layout(
     return refusal or DivisionRefusal("no dim of its inputs is that of the samples")
 
 
-def _candidates(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[tuple[tuple[int | None, ...], int]]:
-    """Yield candidates for the dims of the rows, the likeliest first, each with the number of rows."""
+def _possible_sizes(tensors: Sequence[Tensor], batch_size: int | None) -> list[int]:
+    """Return sizes that may be the number of rows, the likeliest first."""
     first = next((tensor for tensor in tensors if tensor.dim()), None)
     if first is None:
-        return
+        return []
     sizes = [batch_size] if batch_size and any(batch_size in tensor.shape for tensor in tensors) else []
-    sizes += [first.shape[0]] if first.shape[0] not in sizes else []
+    return [*sizes, first.shape[0]] if first.shape[0] not in sizes else sizes
+
+
+def _candidates(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Iterator[tuple[tuple[int | None, ...], int]]:
+    """Yield candidates for the dims of the rows, the likeliest first, each with the number of rows."""
     seen: set[tuple[int | None, ...]] = set()
     for size in sizes:
         for is_second in (False, True):
             dims = tuple(_find_dim(tensor, size, is_second) for tensor in tensors)
-            if size >= NUM_CHECKED - 1 and dims not in seen and any(dim is not None for dim in dims):
+            if size >= _MIN_CHECKED and dims not in seen and any(dim is not None for dim in dims):
                 seen.add(dims)
                 yield dims, size
 
@@ -213,19 +226,19 @@ class _LayoutCheck:
         self._has_stages = has_stages
 
     def run(self) -> RowLayout | DivisionRefusal:
-        """Compute the rows together and in two parts, and return the layout, or why the results differ."""
+        """Compute the rows together and in two parts; return the layout, or the reason if the results differ."""
         rows = self._choose_rows()
         if rows is None:
             return DivisionRefusal("all of its samples are equal", is_final=False)
         number = len(rows)
         half = number // 2
         try:
-            with contextlib.nullcontext() if self._shards_params else random_where_near_zero(self._model):
+            with contextlib.nullcontext() if self._shards_params else randomize_near_zero(self._model):
                 runs = self._compute_parts(rows, half)
         except (AccelNbError, KeyboardInterrupt):
             raise
-        except TrainsItself:
-            return DivisionRefusal(TRAINS_ITSELF)
+        except TrainsInForward:
+            return DivisionRefusal(TRAINS_IN_FORWARD)
         except Exception as error:  # the model's own code cannot compute some rows of the batch
             return DivisionRefusal(part_problem(error))
         reason = _reason_to_refuse(runs, self._tolerance)
@@ -272,7 +285,10 @@ class _LayoutCheck:
     def _find_reduction(
         self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int, weights: Sequence[float | None]
     ) -> Reduction | None:
-        """Return how the value of all rows follows from those of the two parts; None if it cannot be computed so."""
+        """Return the reduction by which the value for all rows results from those for the two parts.
+
+        None without one.
+        """
         total, one, other = float(whole), float(first), float(second)
         allowed = max(self._tolerance, _TOLERANCE.get(whole.dtype, _HALF_TOLERANCE)) * max(abs(one), abs(other), 1e-12)
         is_sum = abs(total - one - other) <= allowed
@@ -341,7 +357,7 @@ class _LayoutCheck:
                 output = map_tensors(lambda tensor: tensor.detach().clone(), output)
                 used = rng.capture(self._device, parts=("python", "numpy"))
                 repeated = ()
-                if is_whole and not changes_arguments and writes is not None and state.changes().of_user:
+                if is_whole and not changes_arguments and writes is not None and state.changes().user_names:
                     repeated = self._find_repeated_changes(args, kwargs)
         finally:
             rewritten = [] if writes is None else writes.unchanged()
@@ -387,7 +403,7 @@ class _LayoutCheck:
 
     @contextlib.contextmanager
     def _fixed_layers(self) -> Iterator[bool]:
-        """Normalize by stored statistics in the block, not by those of the batch; yield whether that differs.
+        """Use the running statistics of batch normalization in the block; yield whether that changes the computation.
 
         With stages, whose ranks draw for their own blocks, dropout layers are left out too.
         """
@@ -406,7 +422,7 @@ class _LayoutCheck:
         return ModuleSnapshot(self._model, shards_params=self._shards_params)
 
     def _find_repeated_changes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of values that a second call changes too; unlike a cache, a counter always changes."""
+        """Return the names of values that a second call changes too, as of a counter, unlike a cache."""
         state = self._take_snapshot()
         with contextlib.ExitStack() as stack:
             if self._shards_params:
@@ -414,7 +430,7 @@ class _LayoutCheck:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(BackwardCode().observe())
             self._forward(*args, **kwargs)
-        return state.restore().of_user
+        return state.restore().user_names
 
 
 @dataclass(frozen=True)
@@ -446,7 +462,7 @@ class _Run:
 
 
 def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | None:
-    """Return why calls of a model must not be divided, apart from its output; None if there is no reason.
+    """Return the reason for not dividing calls of a model, other than its output; None if there is none.
 
     A model whose code changes its own state, or branches on random numbers, may compute otherwise in a later call.
     """
@@ -473,7 +489,7 @@ def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | 
 
 
 def find_weighted_loss(value: Tensor) -> WeightedLoss | None:
-    """Return the loss of torch that a value is, if it was divided by a total weight; None without a gradient."""
+    """Return the torch loss that computed a value as a weighted mean, by the value's autograd graph; else None."""
     found = LossClassifier().classify(value, 1) if value.numel() == 1 and value.grad_fn is not None else None
     return found if isinstance(found, WeightedLoss) and found.divisor is None else None
 
@@ -499,7 +515,7 @@ def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int 
 
 
 def is_equal(one: Any, other: Any, tolerance: float, factor: float = 1.0) -> bool:
-    """Return whether values are equal within ``tolerance``, or ``factor`` times that of their dtypes if larger."""
+    """Return whether values are equal within ``tolerance``, or ``factor`` times their dtypes' tolerance if larger."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
             return False

@@ -1,4 +1,4 @@
-"""Random numbers for some rows of a batch: a rank draws them for the whole batch, and uses those of its own rows.
+"""Random numbers for some rows of a batch: a rank draws numbers for the whole batch, and uses those of its own rows.
 
 So a model that computes some rows has the same dropout as on one device, and the generators of all ranks stay equal.
 """
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accel_nb.runtime.tensors.nested import find_tensors
 
 _FUSED = ("_scaled_dot_product", "_efficient_attention", "_flash_attention", "_cudnn_rnn", "_thnn", "miopen_rnn")
-"""Prefixes of operations that draw random numbers inside of a fused kernel."""
+"""Prefixes of the names of operations that draw random numbers inside of a fused kernel."""
 
 
 class Draw(NamedTuple):
@@ -173,10 +173,11 @@ class RowRandom(TorchDispatchMode):
 
 def _draws_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a call draws random numbers: dropout in evaluation mode, and attention without dropout, do not."""
-    names = [item.name for item in func._schema.arguments]
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    if "dropout_p" in bound or "dropout_p" in names:
-        return bool(bound.get("dropout_p", 0.0))
-    if "dropout" in names and "train" in names:
-        return bool(bound.get("dropout")) and bool(bound.get("train"))
-    return not ("train" in names and bound.get("train") is False)
+    arguments = func._schema.arguments
+    passed = dict(zip([argument.name for argument in arguments], args, strict=False)) | dict(kwargs)
+    bound = {argument.name: argument.default_value for argument in arguments} | passed  # defaults are not passed
+    if "dropout_p" in bound:
+        return bool(bound["dropout_p"])
+    if "dropout" in bound and "train" in bound:
+        return bool(bound["dropout"]) and bool(bound["train"])
+    return bound.get("train") is not False and bound.get("training") is not False

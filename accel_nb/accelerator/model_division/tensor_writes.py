@@ -1,4 +1,4 @@
-"""Changes of tensors by the code of a forward pass, such as a codebook that follows its inputs."""
+"""Detection of writes to tensors by the code of a forward pass, such as to a codebook that the inputs update."""
 
 from __future__ import annotations
 

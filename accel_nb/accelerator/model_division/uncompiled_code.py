@@ -1,4 +1,4 @@
-"""torch.compile of code that calls divided models: it compiles the user's code, and none of this package."""
+"""Exclusion of this package's functions from torch.compile, which compiles only user code that calls divided models."""
 
 from __future__ import annotations
 

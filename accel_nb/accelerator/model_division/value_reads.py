@@ -1,4 +1,4 @@
-"""Values of tensors that a model's code reads as Python values, and shapes that depend on values.
+"""Observation of tensor values that a model's code reads as Python values, and of shapes that depend on values.
 
 Each rank reads them from its own rows. So a branch that is the same for all rows when the layout is checked may later
 differ between ranks, or between the rows and the whole batch.
@@ -31,7 +31,7 @@ _SHAPED_BY_VALUES = ("_pack_padded_sequence",)
 def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
     """Call ``observe`` with each value that this thread reads in the block, except by ``observe`` and accel_nb itself.
 
-    Values are what ``item()``, a condition or ``tolist()`` returns, and shapes such as that of ``nonzero()``.
+    Values are the results of ``item()``, ``tolist()`` and conditions, and shapes such as the shape of ``nonzero()``.
     """
     is_inside, thread = False, threading.get_ident()
 
@@ -91,7 +91,7 @@ def is_shaped_by_values(func: Any, args: Any) -> bool:
 
 
 def values_to_compare(*runs: list[Any]) -> tuple[Any, ...]:
-    """Return each read value that was the same in all runs, and `ANY_VALUE` for the others.
+    """Return the read values of several runs: each value that was the same in all of them, `ANY_VALUE` for the others.
 
     Where values differed although the results were equal, the value does not affect the result.
     """
@@ -106,4 +106,4 @@ class _AnyValue:
 
 
 ANY_VALUE = _AnyValue()
-"""Stands for a read value that does not affect the result."""
+"""Represents a read value that does not affect the result."""

@@ -349,7 +349,7 @@ class ProfileKwargs(KwargsHandler):
     output_trace_dir: str | os.PathLike[str] | None = None
 
     def as_options(self) -> dict[str, Any]:
-        """Return no options: the fields are those of `Accelerator.profile` only."""
+        """Return no options: only `Accelerator.profile` uses the fields."""
         return {}
 
 
@@ -362,7 +362,7 @@ class TorchDynamoPlugin(KwargsHandler):
         mode: The mode of torch.compile.
         fullgraph: Raise an error for models that cannot be compiled as one graph.
         dynamic: Compile for varying shapes; by default when a second shape occurs.
-        options: Only None: the run has no option for those of a backend.
+        options: Only None: the run has no option for a backend's options.
         disable: Compile nothing.
         use_regional_compilation: Compile repeated blocks instead of the whole model.
     """
@@ -428,7 +428,7 @@ class DeepSpeedPlugin(KwargsHandler):
         arguments that contradict the file.
         """
         found = self.differences()
-        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
+        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.not_imported.items()]
         if self.zero3_init_flag:
             problems.append(
                 "zero3_init_flag=True from DeepSpeedPlugin(...) is not supported: leave it out, and build a model that "

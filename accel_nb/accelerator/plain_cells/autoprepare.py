@@ -30,7 +30,7 @@ from accel_nb.accelerator.plain_cells.detection.model_hooks import has_inner_hoo
 from accel_nb.accelerator.plain_cells.detection.module_calls import ModuleCallHooks
 from accel_nb.accelerator.plain_cells.detection.unprepared_objects import UnpreparedObjects
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
-from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
+from accel_nb.accelerator.plain_cells.loss_proof.loss_check import LossCheck
 from accel_nb.accelerator.plain_cells.preparation import Preparation
 from accel_nb.accelerator.plain_cells.replacements import sharded_code, torchscript
 from accel_nb.accelerator.plain_cells.replacements.backward_passes import BackwardPasses
@@ -45,11 +45,11 @@ from accel_nb.accelerator.plain_cells.replacements.device_moves import (
     replace_to,
 )
 from accel_nb.accelerator.plain_cells.replacements.file_functions import FileFunctions
-from accel_nb.accelerator.plain_cells.replacements.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.replacements.gradient_data import GradientData
 from accel_nb.accelerator.plain_cells.replacements.gradient_hooks import replace_register_hook
 from accel_nb.accelerator.plain_cells.replacements.held_gradients import HeldGradients
 from accel_nb.accelerator.plain_cells.replacements.replaced_functions import ReplacedFunctions
+from accel_nb.accelerator.plain_cells.replacements.shared_seeds import SharedSeeds
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.distributed import metric_gathering, sharded
@@ -92,7 +92,7 @@ class PlainCells:
         )
         self._functions = ReplacedFunctions()
         self._files = FileFunctions(components.comm)
-        self._fresh_seeds = FreshSeeds()
+        self._shared_seeds = SharedSeeds()
         self._gradient_data = GradientData(self._prepared_parameters, components.strategy.is_gathered)
         self._held_gradients = HeldGradients(self._stepper)
         self._writes_once = False
@@ -115,7 +115,7 @@ class PlainCells:
         self,
         *,
         may_depend_on_rank: bool = False,
-        is_partial: bool = False,
+        is_on_some_ranks: bool = False,
         first_rank: int = 0,
         entropy: int | None = None,
         namespace: dict[str, Any] | None = None,
@@ -127,7 +127,7 @@ class PlainCells:
         ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, rank
         0's version of a file that every rank writes is kept, and generators without a seed get the same seed
         on all ranks, which pass the same ``entropy``.
-        A cell that ``is_partial`` runs on some ranks only: each computes by itself and runs the commands, and
+        With ``is_on_some_ranks`` only some ranks run the cell: each computes by itself and runs the commands, and
         ``first_rank``, the lowest of them, writes the files. The replacements apply to the whole process until the
         block ends.
         ``at_end`` is called last; files that it writes are the cell's. Names of ``namespace`` that the cell has bound
@@ -137,23 +137,23 @@ class PlainCells:
         self._passes.needs_check = True
         self._passes.has_unused_gradients = False
         self.last_share = None
-        self._preparation.begin_cell(is_partial=is_partial)
+        self._preparation.begin_cell(is_on_some_ranks=is_on_some_ranks)
         self._loops.begin_cell()
         self._loss_check.begin()
-        self._division.begin_cell(may_depend_on_rank=may_depend_on_rank, is_partial=is_partial)
-        self._fresh_seeds.begin(None if may_depend_on_rank else entropy)
+        self._division.begin_cell(may_depend_on_rank=may_depend_on_rank, is_on_some_ranks=is_on_some_ranks)
+        self._shared_seeds.begin(None if may_depend_on_rank else entropy)
         is_divided = self._accelerator.components.data_world.size > 1
         self._divided_calls.is_on = is_divided and self._division.divides_models
         accelerator = self._accelerator
         world = accelerator.components.world
-        writes_paths = is_partial and world.rank == first_rank
+        writes_paths = is_on_some_ranks and world.rank == first_rank
         with ExitStack() as stack:
             stack.callback(self._functions.restore, namespace or {})
-            if self._writes_once and not is_partial:
+            if self._writes_once and not is_on_some_ranks:
                 self._files.begin_cell(entropy)
-            self._replace_functions(stack, is_partial=is_partial)
+            self._replace_functions(stack, is_on_some_ranks=is_on_some_ranks)
             if self._writes_once and not writes_paths:
-                self._files.replace_writes(stack, self._functions, is_partial=is_partial)
+                self._files.replace_writes(stack, self._functions, is_on_some_ranks=is_on_some_ranks)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
             for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
@@ -164,7 +164,7 @@ class PlainCells:
             stack.callback(self._calls.close)
             stack.callback(self._loss_check.end)
             stack.callback(self._end_division)
-            stack.callback(self._preparation.forget_pending)
+            stack.callback(self._preparation.pop_pending)
             try:
                 yield
             finally:
@@ -182,7 +182,7 @@ class PlainCells:
         batch = self._accelerator.resolved.config.batch or "global"
         return self._accelerator.prepare_jointly(objects, batch=batch, loops=self._loops)
 
-    def _replace_functions(self, stack: ExitStack, *, is_partial: bool) -> None:
+    def _replace_functions(self, stack: ExitStack, *, is_on_some_ranks: bool) -> None:
         accelerator = self._accelerator
         map_device, clip = make_device_mapping(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         functions, replace = self._functions, self._functions.replace
@@ -205,7 +205,7 @@ class PlainCells:
             components = accelerator.components
             comm, mesh = components.comm, components.groups.mesh
             sharded_code.adapt_to_sharding(
-                stack, replace, comm, mesh, strategy.check_graph_can_be_kept, is_partial=is_partial
+                stack, replace, comm, mesh, strategy.check_graph_can_be_kept, is_on_some_ranks=is_on_some_ranks
             )
         self._held_gradients.replace_functions(stack, replace)
         collect_factories()
@@ -221,9 +221,9 @@ class PlainCells:
                     self._gathers_metrics, self._is_for_one_process, writes_once=lambda: self._writes_once
                 )
             )
-            functions.replace_all(self._fresh_seeds.replacements())
-        # Else other samples may be read by each rank, or ranks are absent.
-        if self._writes_once and self._division.mode != "data" and not is_partial:
+            functions.replace_all(self._shared_seeds.replacements())
+        # Otherwise ranks may read different samples, or only some ranks run the cell.
+        if self._writes_once and self._division.mode != "data" and not is_on_some_ranks:
             self._files.replace_commands(stack, functions)
 
     def _prepared_parameters(self) -> Iterator[nn.Parameter]:
@@ -232,7 +232,7 @@ class PlainCells:
         return (value for part in parts for value in part._parameters.values() if value is not None)
 
     def _gathers_metrics(self) -> bool:
-        """Return whether ranks have metrics of shares; a library's trainer decides by itself what its ranks read."""
+        """Return whether libraries must gather metrics: ranks have read shares, or a library trains."""
         libraries = metric_gathering.METRIC_LIBRARIES
         if self._division.has_read_both and any(name in sys.modules for name in libraries):
             warn_gathered_counts(self._accelerator)

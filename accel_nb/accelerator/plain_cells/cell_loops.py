@@ -1,4 +1,4 @@
-"""The loops of a plain cell over loaders: whether each trains, and whether ranks read whole batches or shares in it."""
+"""The loops of a plain cell over loaders: which of them train, and which read whole batches or shares."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from accel_nb.accelerator.plain_cells.detection.distributed_objects import has_d
 from accel_nb.accelerator.plain_cells.detection.training_detection import find_training_code
 from accel_nb.accelerator.plain_cells.detection.unmanaged_tensors import UnmanagedTensors
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
-from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
+from accel_nb.accelerator.plain_cells.loss_proof.loss_check import LossCheck
 from accel_nb.accelerator.plain_cells.preparation import Preparation
 from accel_nb.accelerator.plain_cells.replacements.backward_passes import BackwardPasses
-from accel_nb.accelerator.prepare.preparer import WholeReading
+from accel_nb.accelerator.prepare.preparer import WorkDivision
 from accel_nb.data.loader import is_sharded
 
 
@@ -62,7 +62,7 @@ class CellLoops:
         self._unmanaged.begin_cell()
 
     def begin_statement(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str]) -> None:
-        """Set the names in which tensors are searched; those in ``bound`` are assigned before they are read."""
+        """Set the names in which tensors are searched; the cell assigns those in ``bound`` before it reads them."""
         self._unmanaged.begin_statement(namespace, names, bound)
 
     def is_training(self) -> bool:
@@ -89,16 +89,16 @@ class CellLoops:
         else:
             preparer.refresh()
             self._division.begin_training(code, loader)
-            reading = self._division.reading_of(loader)
+            reading = self._division.describe_division(loader)
         if preparer.record_division(loader, reading):
             self._accelerator.report(self._preparation.used)
         if code is None:
             return False
         return preparer.begin_epoch(reads_shares=reading is None)
 
-    def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
-        """Return how ranks compute the batches of a loader if each rank reads whole ones; None if ranks read shares."""
-        return self._division.reading_of(loader)
+    def describe_division(self, loader: DataLoader[Any]) -> WorkDivision | None:
+        """Return how the work on whole batches of a loader is divided; None if ranks read shares."""
+        return self._division.describe_division(loader)
 
     def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a forward that divides its rows among the ranks.
@@ -131,7 +131,7 @@ class CellLoops:
         return __iter__
 
     def check_before_backward(self) -> None:
-        """Warn if the loop that calls backward was taken for an evaluation, or has batches that are not divided."""
+        """Warn if the loop that calls backward was treated as an evaluation, or has batches that are not divided."""
         stepper = self._stepper
         if self._evaluation_loop is not None:
             self._trains_in_evaluation_mode.add(self._evaluation_loop)
@@ -154,7 +154,7 @@ class CellLoops:
             return None
         window = self._stepper.window
         if window.size > 1 and not window.averages_each_batch:
-            # Code that reads or changes gradients within a window must find those of all ranks.
+            # Code that reads or changes gradients within a window must find all ranks' gradients.
             window.averages_each_batch = found.reads_gradients()
         self._preparation.prepare_new_optimizers(loader)
         is_untraced = not self._division.divides_models and self._may_evaluate(found.code, loader)
@@ -181,7 +181,7 @@ class CellLoops:
     def _read_undivided(self) -> None:
         """Make every rank read the same batches in a loop that trains; every rank must call."""
         self._stepper.window.set_share(None)
-        self._division.make_rng_equal()
+        self._division.synchronize_rng()
 
 
 def _has_batches(loader: DataLoader[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Warnings of a plain cell: where it is not divided among the workers, or its result may differ from one device."""
+"""Warnings of a plain cell: parts of it are not divided among the workers, or its result may differ from one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.runtime.distributed.gradients import is_in_no_module, is_only_in_plain_modules
-from accel_nb.runtime.process.user_code import is_called_by_user, warn_at_user_line
+from accel_nb.runtime.process.user_code import is_called_by_accelerator, is_called_by_user, warn_at_user_line
 from accel_nb.runtime.world import World
 
 ALTERNATIVES = (
@@ -31,7 +31,7 @@ def warn_if_unprepared(world: World) -> Iterator[None]:
         if has_stepped or not is_called_by_user():
             return
         has_stepped = True
-        if not is_prepared(optimizer):
+        if not is_called_by_accelerator():
             warn_at_user_line(
                 f"this cell mentions `accelerator`, so it runs as written, and its {type(optimizer).__name__} is not "
                 "prepared: every worker trains alone, with all of the data. Call accelerator.prepare(model, optimizer, "
@@ -228,7 +228,7 @@ def warn_gradients_left(accelerator: Accelerator) -> None:
 
 
 def warn_background_process(world: World) -> None:
-    """Warn that each worker starts a process that runs beside the cell."""
+    """Warn that each worker starts a process that runs in the background."""
     _warn_on_main(
         world,
         f"each of the {world.size} workers starts this process, since it runs beside the cell: what it writes is "

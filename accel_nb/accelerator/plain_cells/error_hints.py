@@ -13,7 +13,7 @@ from accel_nb.runtime.distributed.sharded import is_sharded
 _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 _TENSOR_ERRORS = (RuntimeError, TypeError, AttributeError)
 _PART = "DTensor"
-"""PyTorch's name for a sharded tensor; an error in a backward pass has no frame with the tensor itself."""
+"""PyTorch's name for a sharded tensor in messages; in a backward pass no frame has the tensor itself."""
 
 
 def explain_error(error: BaseException, share: BatchShare | None) -> str | None:

@@ -1,8 +1,8 @@
 """Choice of model division or data division for each loop of a plain cell.
 
 In model division every worker reads whole batches, and models divide their rows. That is exact for any loss, and the
-code of the loop sees whole batches. Data division, where every worker reads its share of each batch, is the user's
-choice, and that of cells whose calls may differ among ranks.
+code of the loop has whole batches. In data division every worker reads its share of each batch; it is used if the user
+has chosen it, and in cells whose calls may differ among ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_unequal_batches
-from accel_nb.accelerator.prepare.preparer import WholeReading
+from accel_nb.accelerator.prepare.preparer import WorkDivision
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.config.byte_sizes import size_text
 from accel_nb.data.index_distribution import ReadMode
@@ -30,8 +30,8 @@ from accel_nb.data.loader import read_mode
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.base import Bundle
 
-READ_WHOLE = WholeReading(False, "read whole by every worker")
-_ROWS = WholeReading(True)
+READ_WHOLE = WorkDivision(False, "read whole by every worker")
+_ROWS = WorkDivision(True)
 _SMALL_OUTPUT_BYTES = 2**20
 _NUM_COMPARED = 64
 
@@ -45,7 +45,7 @@ class _Loop:
     objects: dict[int, weakref.ref[Any]]
 
     def is_of(self, code: types.CodeType, loader: DataLoader[Any], bundle: Bundle) -> bool:
-        """Return whether the loop that begins is this one: objects may have been released since, but none prepared."""
+        """Return whether a loop that begins is this one: objects may have been released since, but none prepared."""
         if self.code is not code or self.loader() is not loader:
             return False
         known = (self.objects.get(id(item)) for item in _prepared(bundle))
@@ -64,7 +64,7 @@ class LoopDivision:
         self._used = used
         self.mode: str = accelerator.resolved.config.divide
         """The option ``divide``, as it applies to the current cell."""
-        self._is_partial = False
+        self._is_on_some_ranks = False
         self.has_read_shares = False
         """Whether a loop has read shares, and no later cell whole batches: what the ranks have counted is of shares."""
         self.has_read_both = False
@@ -74,48 +74,48 @@ class LoopDivision:
         # reference, and the loader's mode, since the loader may be released while it is iterated.
         self._open: list[tuple[_Loop, DataLoader[Any], ReadMode]] = []
         # By loader: how its whole batches are computed.
-        self._readings: weakref.WeakKeyDictionary[DataLoader[Any], WholeReading] = weakref.WeakKeyDictionary()
+        self._divisions: weakref.WeakKeyDictionary[DataLoader[Any], WorkDivision] = weakref.WeakKeyDictionary()
 
     @property
     def divides_models(self) -> bool:
         """Whether calls of models may be divided."""
         return self.mode in ("auto", "model")
 
-    def begin_cell(self, *, may_depend_on_rank: bool, is_partial: bool) -> None:
+    def begin_cell(self, *, may_depend_on_rank: bool, is_on_some_ranks: bool) -> None:
         """Reset for a new cell.
 
         With ``divide=auto`` a cell that ``may_depend_on_rank`` gets data division: its calls may differ among ranks.
-        Nothing is divided in a cell that ``is_partial``, which runs on some ranks only.
+        With ``is_on_some_ranks``, when only some ranks run the cell, nothing is divided.
         """
         wanted = self._accelerator.resolved.config.divide
         self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
-        self.mode = "none" if is_partial else self.mode
-        self._is_partial = is_partial
+        self.mode = "none" if is_on_some_ranks else self.mode
+        self._is_on_some_ranks = is_on_some_ranks
         self._stepper.computes_in_main_thread = self._comm.world.size > 1 and self.mode != "data"
         self.has_read_both = False
         self._loops.clear()
         self._close()
-        self._readings.clear()
+        self._divisions.clear()
 
     def end_cell(self) -> None:
-        """End a loop that had one batch only, without a description, and let threads take part in exchanges."""
+        """End a loop that had one batch only, without a description, and allow threads to take part in exchanges."""
         self._stepper.computes_in_main_thread = False
         self._close()
 
-    def reading_of(self, loader: DataLoader[Any]) -> WholeReading | None:
-        """Return how the whole batches of a loader are computed, or will be by default; None if ranks read shares."""
-        return self._readings.get(loader, _ROWS) if self.divides_models else None
+    def describe_division(self, loader: DataLoader[Any]) -> WorkDivision | None:
+        """Return how the work on whole batches of a loader is divided, now or by default; None if ranks read shares."""
+        return self._divisions.get(loader, _ROWS) if self.divides_models else None
 
     def begin_shares(self) -> None:
         """Begin a loop that trains on shares."""
         self.has_read_shares = True
 
-    def begin_whole(self, loader: DataLoader[Any]) -> WholeReading:
-        """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed."""
+    def begin_whole(self, loader: DataLoader[Any]) -> WorkDivision:
+        """Begin a loop in which every rank reads whole batches, as in evaluation; return how the work is divided."""
         self.has_read_shares &= self.mode == "data"
         self.has_read_both |= self.has_read_shares
-        self.make_rng_equal()
-        return self._readings.setdefault(loader, _ROWS if self._calls.is_on else READ_WHOLE)
+        self.synchronize_rng()
+        return self._divisions.setdefault(loader, _ROWS if self._calls.is_on else READ_WHOLE)
 
     def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> None:
         """Begin a loop that trains on whole batches, whose models are divided."""
@@ -128,7 +128,7 @@ class LoopDivision:
             self._describe()  # the loop had one batch only, and begins again
         mode = read_mode(loader)
         mode.reads_ahead = self._stepper.window.size > 1
-        self.make_rng_equal()
+        self.synchronize_rng()
         mode.is_whole, mode.on_batch = True, lambda batch: self._compare_first(mode, batch)
         if loop is None:
             objects = {id(item): weakref.ref(item) for item in _prepared(bundle)}
@@ -136,9 +136,9 @@ class LoopDivision:
             self._loops.append(loop)
             self._begin_first_batch(loop, loader)
 
-    def make_rng_equal(self) -> None:
-        """Set the random states of all ranks to those of rank 0, if they differ; every rank of the cell must call."""
-        if self._stepper.has_rank_rng and not self._is_partial:
+    def synchronize_rng(self) -> None:
+        """Set the random states of all ranks to rank 0's, if they differ; every rank of the cell must call."""
+        if self._stepper.has_rank_rng and not self._is_on_some_ranks:
             synchronize_rng_states(("python", "numpy", "torch"))
             self._accelerator.note_equal_rng()
 
@@ -167,22 +167,22 @@ class LoopDivision:
     def _describe(self) -> None:
         """Describe in the receipt how the batches of the open loops are computed, by their first batch."""
         loaders = [loader for _, loader, _ in self._close()]
-        reading = self._find_reading(loaders)
+        division = self._find_division(loaders)
         changed = False
         for loader in loaders:
-            self._readings[loader] = reading
-            changed |= self._accelerator.components.preparer.record_division(loader, reading)
+            self._divisions[loader] = division
+            changed |= self._accelerator.components.preparer.record_division(loader, division)
         if changed:
             self._accelerator.report(self._used)
 
-    def _find_reading(self, loaders: list[DataLoader[Any]]) -> WholeReading:
+    def _find_division(self, loaders: list[DataLoader[Any]]) -> WorkDivision:
         if divided := list(self._calls.divided):
             cost = self._describe_cost(loaders)
-            return WholeReading(True, f" in {', '.join(divided)}" + ("" if cost is None else f" ({cost})"))
+            return WorkDivision(True, f" in {', '.join(divided)}" + ("" if cost is None else f" ({cost})"))
         causes = [f"{name}: {found.reason}" for name, found in self._calls.undivided.items()]
         text = "; ".join(causes) if self._calls.is_on else "the workers have different batches"
         text = text or "only parts of models are called"
-        return WholeReading(False, f"computed whole by every worker ({text})")
+        return WorkDivision(False, f"computed whole by every worker ({text})")
 
     def _describe_cost(self, loaders: list[DataLoader[Any]]) -> str | None:
         """Describe the cost that data division would save; None if it is small.
@@ -210,7 +210,7 @@ def _digest(batch: Any) -> int:
     """Return a checksum of a few values of each tensor in a batch."""
     found = 0
     for tensor in find_tensors(batch):
-        # A class of its own may allow no slices of itself.
+        # A subclass may not support slicing.
         flat = _dense_values(tensor.detach()).as_subclass(Tensor).reshape(-1)
         few = flat[:: max(1, flat.numel() // _NUM_COMPARED)][:_NUM_COMPARED]
         found = zlib.crc32(few.cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
@@ -218,7 +218,7 @@ def _digest(batch: Any) -> int:
 
 
 def _dense_values(tensor: Tensor) -> Tensor:
-    """Return the values of a tensor as a dense one: those of a sparse, nested or quantized tensor that it holds."""
+    """Return the values of a tensor, which may be sparse, nested or quantized, as a dense tensor."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()
     if tensor.layout is not torch.strided or tensor.is_nested:

@@ -1,4 +1,4 @@
-"""Preparation of what a plain cell trains: named objects before a statement, others at their first use in it."""
+"""Preparation of the objects that a plain cell trains: named ones before a statement, others at their first use."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Preparation:
         self._has_unnamed_objects = False
         self._is_reported = True
         # Whether the cell runs on some ranks only: to prepare is a collective of all.
-        self._is_partial = False
+        self._is_on_some_ranks = False
         self._lazy_models = LazyModels(accelerator)
 
-    def begin_cell(self, *, is_partial: bool) -> None:
-        """Reset for a new cell; nothing is prepared in one that ``is_partial``, which runs on some ranks only."""
-        self._is_reported, self._is_partial = False, is_partial
+    def begin_cell(self, *, is_on_some_ranks: bool) -> None:
+        """Reset for a new cell. With ``is_on_some_ranks`` only some ranks run the cell, and nothing is prepared."""
+        self._is_reported, self._is_on_some_ranks = False, is_on_some_ranks
         self.used.clear()
         self._callers.clear()
         self._led_by_user.clear()
@@ -76,7 +76,7 @@ class Preparation:
         Prepared objects that are no longer referenced are released.
         """
         self._namespace = namespace
-        if self._is_partial:
+        if self._is_on_some_ranks:
             return UnpreparedObjects()
         self._lazy_models.begin_statement()
         release_unreachable(self._accelerator, namespace)
@@ -94,7 +94,7 @@ class Preparation:
 
     def prepare(self, objects: Sequence[Any]) -> None:
         """Prepare objects, and show them in the receipt if any was not prepared before."""
-        self._forget(objects)
+        self._remove_pending(objects)
         new = self._prepare_jointly(objects)
         self.used.update(map(id, new))
         if new:
@@ -120,11 +120,11 @@ class Preparation:
 
         ``iterated`` are loaders that are being iterated; possibly no name references them.
         """
-        if self._is_partial or self._unstepped or not (self._pending or self._has_unnamed_objects):
+        if self._is_on_some_ranks or self._unstepped or not (self._pending or self._has_unnamed_objects):
             return
         if self._pending:  # a new optimizer may step layers that a model did not have
             self._accelerator.components.preparer.refresh()
-        pending = self.forget_pending()
+        pending = self.pop_pending()
         local_values = (value for frame in cell_frames(self._namespace) for value in list(frame.f_locals.values()))
         local_objects = list(find_training_objects(local_values))
         release_unreachable(self._accelerator, self._namespace, [*local_objects, *pending, *iterated])
@@ -157,9 +157,9 @@ class Preparation:
         if self.is_called_by_cell() and not self._unstepped:
             self._led_by_user |= self._callers
 
-    def forget_pending(self) -> list[Optimizer]:
-        """Return the pending optimizers, which are then no longer pending."""
-        return self._forget(list(self._pending.values()))
+    def pop_pending(self) -> list[Optimizer]:
+        """Remove and return the pending optimizers."""
+        return self._remove_pending(list(self._pending.values()))
 
     def wrap_optimizer_init(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return an optimizer's constructor that registers the optimizer, so that it is prepared at its first use."""
@@ -175,7 +175,7 @@ class Preparation:
                 if self.is_called_by_cell():
                     self.prepare_new_optimizers()
                 else:
-                    self._forget([optimizer])
+                    self._remove_pending([optimizer])
                 if id(optimizer) in self._pending:  # prepared after its first step
                     return type(optimizer).zero_grad(optimizer, *args, **kwargs)
                 return optimizer.zero_grad(*args, **kwargs)
@@ -199,7 +199,7 @@ class Preparation:
         prepared, optimizers = self._accelerator.components.preparer, self._stepper.bundle.optimizers
         return find_unprepared(objects, prepared, optimizers, self._lazy_models)
 
-    def _forget(self, objects: Iterable[Any]) -> list[Optimizer]:
+    def _remove_pending(self, objects: Iterable[Any]) -> list[Optimizer]:
         dropped = [item for item in objects if self._pending.pop(id(item), None) is not None]
         for optimizer in dropped:
             vars(optimizer).pop("zero_grad", None)

@@ -26,4 +26,4 @@ def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], wit
     has_cycles = any(isinstance(item, nn.Module) for item in unreachable)
     del objects, unreachable
     if has_cycles and accelerator.components.stepper.strategy.capabilities.shards_params:
-        gc.collect()  # what `fully_shard` adds to a model refers to it
+        gc.collect()  # objects that `fully_shard` adds to a model reference it

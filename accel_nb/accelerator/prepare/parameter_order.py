@@ -1,4 +1,4 @@
-"""The order of an optimizer's parameters: where code took it from a set, it differs among processes."""
+"""Alignment of the order of an optimizer's parameters among ranks: if code took it from a set, it differs."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ class ObjectsByKind:
 
 
 @dataclass(frozen=True)
-class WholeReading:
-    """The computation of batches that every rank reads whole: by rows (``computes_rows``), or whole on every rank.
+class WorkDivision:
+    """The division of the work on whole batches: by rows (``computes_rows``), or not at all.
 
     ``text``, for the receipt, names the models that divide rows, or the reason why there are none.
     """
@@ -127,8 +127,8 @@ class LoopPolicy(Protocol):
         """Return a function to call in place of a prepared model's ``forward``; None to leave that unchanged."""
         ...
 
-    def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
-        """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""
+    def describe_division(self, loader: DataLoader[Any]) -> WorkDivision | None:
+        """Return how the work on whole batches of a loader is divided; None if ranks read shares."""
         ...
 
 
@@ -149,7 +149,7 @@ class TrainingLoops:
     def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         """Return None: every rank reads a share, so models need no division."""
 
-    def whole_reading(self, loader: DataLoader[Any]) -> None:
+    def describe_division(self, loader: DataLoader[Any]) -> None:
         """Return None: every rank reads a share."""
 
 
@@ -183,14 +183,14 @@ class _LoopEvents:
 
 
 class KeptLoaders(dict[int, DataLoader[Any]]):
-    """The prepared loaders, by id, of which their accelerator keeps the only reference of this package."""
+    """The prepared loaders by id. Only the accelerator holds this dict; other references to loaders are weak."""
 
 
 class Preparer:
     """Prepares the objects of one accelerator in place, and restores them when they are released.
 
-    A prepared loader refers to the preparer. The preparer itself has only a weak reference to it, so that a loader is
-    freed, with its worker processes, together with the last name of it and of the accelerator, which has ``kept``.
+    A prepared loader references the preparer, which has only a weak reference to the loader. So a loader is freed, with
+    its worker processes, when neither it nor the accelerator, which has ``kept``, is referenced any more.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Preparer:
         checkpointer: ActivationCheckpointer,
         float8: Float8Layers | None = None,
         options: Config,
-        is_placing: bool = True,
+        moves_objects: bool = True,
         rng_types: Sequence[str] = (),
         observer: RunObserver,
     ) -> None:
@@ -221,25 +221,25 @@ class Preparer:
         self.data = options.data
         self._seed = options.seed
         # Whether objects are moved to the device: the default, and exceptions by id.
-        self._is_placing = is_placing
+        self._moves_objects = moves_objects
         self._placement_overrides: Mapping[int, bool] = {}
         self._rng_types = tuple(rng_types)
         self._observer = observer
         self.undivided_batch = UndividedBatch()
         # By id: functions that return the object, None if it was freed.
         self._objects: dict[int, Callable[[], Any]] = {}
-        # By id: models in the run's precision that are not trained, also those that `forget_evaluated` has dropped.
+        # By id: models in the run's precision that are not trained, also those that `drop_evaluated` has dropped.
         self._evaluated: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         # Whether a schedule may have been computed from a loader's length before the loader was divided, so shortened.
         self.has_early_schedule = False
-        # Whether a loader's batch is that of each worker.
+        # Whether a loader's batch is the batch of each worker.
         self._has_per_worker_batches = False
         # A description of each loader's batch, such as "batch 64 = 2 x 32", by the loader's id.
         self.batch_descriptions: dict[int, str] = {}
         # By model id: the policy that has replaced the forward that the strategy had set.
         self._call_policies: dict[int, LoopPolicy] = {}
         # The loaders that every rank reads whole, by id.
-        self.whole_loaders: dict[int, WholeReading] = {}
+        self.whole_loaders: dict[int, WorkDivision] = {}
 
     def __contains__(self, item: object) -> bool:
         found = self._objects.get(id(item))
@@ -302,7 +302,7 @@ class Preparer:
             self._record_ownership(models)
         except BaseException:
             for item in new:
-                self._record(item)  # also what an interrupt has left out, so that it is released
+                self._record(item)  # also objects whose preparation an interrupt has ended, so that they are released
             self.release(new)
             raise
         for scheduler in kinds.schedulers:
@@ -321,21 +321,21 @@ class Preparer:
         if is_loader and kept is not None:
             kept[id(item)] = item
 
-    def _forget(self, item: Any) -> None:
+    def _remove(self, item: Any) -> None:
         self._objects.pop(id(item), None)
         kept = self._kept()
         if kept is not None:
             kept.pop(id(item), None)
 
-    def record_division(self, loader: DataLoader[Any], reading: WholeReading | None) -> bool:
+    def record_division(self, loader: DataLoader[Any], reading: WorkDivision | None) -> bool:
         """Record how a loader's batches are divided; return whether its description in the receipt changes."""
         if loader not in self:
             return False
         before = self.batch_descriptions.get(id(loader))
-        self._set_reading(loader, reading)
+        self._set_division(loader, reading)
         return before != self.batch_descriptions[id(loader)]
 
-    def _set_reading(self, loader: DataLoader[Any], reading: WholeReading | None) -> None:
+    def _set_division(self, loader: DataLoader[Any], reading: WorkDivision | None) -> None:
         if reading is None:
             self.whole_loaders.pop(id(loader), None)
         else:
@@ -412,13 +412,13 @@ class Preparer:
         self._evaluated[id(model)] = model
         self._record(model)
 
-    def forget_evaluated(self) -> None:
+    def drop_evaluated(self) -> None:
         """Drop the references to models that are not trained; they still compute in the run's precision."""
         for key in self._evaluated:
             self._objects.pop(key, None)
 
     def _is_placed(self, item: Any) -> bool:
-        return self._placement_overrides.get(id(item), self._is_placing)
+        return self._placement_overrides.get(id(item), self._moves_objects)
 
     def _compile(self, model: nn.Module) -> None:
         if self._float8 is not None:
@@ -463,7 +463,7 @@ class Preparer:
         """Restore prepared objects to their state before preparation; ignore others."""
         released = [item for item in objects if item in self or id(item) in self._evaluated]
         for item in released:
-            self._forget(item)
+            self._remove(item)
             self.whole_loaders.pop(id(item), None)
         self._restore(released)
         self._stepper.remove(released)
@@ -560,7 +560,7 @@ class Preparer:
         if isinstance(loops, TrainingLoops):  # others may read the loader by its own iterator
             replace_state_methods(loader, self._comm)
         setattr(type(loader), _OWNERSHIP, Ownership(self._owner, unshard_loader))
-        self._set_reading(loader, loops.whole_reading(loader))
+        self._set_division(loader, loops.describe_division(loader))
 
     def _describe_batch(self, loader: DataLoader[Any]) -> str:
         """Return the batch size of a prepared loader and the share that each rank reads, as text."""

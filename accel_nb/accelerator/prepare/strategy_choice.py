@@ -22,7 +22,7 @@ from accel_nb.data.loader import BatchSizeMeaning
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS
 from accel_nb.forecast.model_building import forecast_model, sample_of
-from accel_nb.forecast.plans import ROOM_SHARE, Plan, RunSetting
+from accel_nb.forecast.plans import USABLE_FRACTION, Plan, RunSetting
 from accel_nb.forecast.strategy_support import check_refusals
 from accel_nb.forecast.table import explain
 from accel_nb.runtime.devices.registry import device_type
@@ -100,18 +100,20 @@ class StrategyPlanner:
         batch: BatchSizeMeaning,
         free: int,
     ) -> dict[str, Any] | None:
-        """Return the options and a line with the reason; options are None if nothing fits. None: without a forecast."""
+        """Return the options (None if nothing fits) and a line with the reason; None if no forecast is needed."""
         model = models[0] if len(models) == 1 else nn.ModuleList(models)
         sizes: dict[str, Any] = {"optimizer": optimizers} if optimizers else {}
         setting = self._setting(free)
         try:
             if not self.is_requested:
                 rough = forecast_model(model, setting, **sizes)
-                if rough.plans[0].usage.total <= ROUGH_SHARE * setting.room:
+                if rough.plans[0].usage.total <= ROUGH_SHARE * setting.device_bytes:
                     return None
             size, example = _read_example(loaders)
             share = -(-size // setting.world) if batch == "global" else size
-            found = forecast_model(model, replace(setting, batch_size=size, share=share), **sizes, batch=example)
+            found = forecast_model(
+                model, replace(setting, batch_size=size, samples_per_rank=share), **sizes, batch=example
+            )
             found = replace(found, plans=self._filter_plans(found.plans))
             found = check_refusals(found, models, optimizers, self._resolved.config, self._registry)
             line = "; ".join([explain(found).removeprefix("-> "), *found.notes])
@@ -124,14 +126,14 @@ class StrategyPlanner:
     def _filter_plans(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
         """Return the plans that can run here and do not contradict a given option."""
         given = self._resolved.given
-        checkpoints = given.get(_CHECKPOINTING)
-        if checkpoints and not any(plan.checkpoints for plan in plans):  # the model has no repeated blocks
-            checkpoints = None
+        is_checkpointed = given.get(_CHECKPOINTING)
+        if is_checkpointed and not any(plan.is_checkpointed for plan in plans):  # the model has no repeated blocks
+            is_checkpointed = None
         return tuple(
             plan
             for plan in plans
             if not plan.is_supported
-            or (self._is_available(str(plan.layout.options["strategy"])) and _agrees(plan, given, checkpoints))
+            or (self._is_available(str(plan.layout.options["strategy"])) and _agrees(plan, given, is_checkpointed))
         )
 
     def _is_available(self, strategy: str) -> bool:
@@ -142,11 +144,11 @@ class StrategyPlanner:
         return RunSetting(
             world=world.size,
             devices=f"{world.size} {self._device.type}",
-            room=int(free * ROOM_SHARE),
-            host_room=int(device_type("cpu").memory("cpu").free * ROOM_SHARE),
+            device_bytes=int(free * USABLE_FRACTION),
+            host_bytes=int(device_type("cpu").memory("cpu").free * USABLE_FRACTION),
             precision=self._precision,
-            is_host=device_type(self._device).is_host,
-            copy_ranks=self._resolved.config.fsdp.hybrid_shard_size,
+            uses_host_memory=device_type(self._device).is_host,
+            ranks_per_replica=self._resolved.config.fsdp.hybrid_shard_size,
         )
 
     def _usable_bytes(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
@@ -161,11 +163,11 @@ class StrategyPlanner:
         return int(self._comm.all_reduce(torch.tensor([free], device="cpu"), "min"))
 
 
-def _agrees(plan: Plan, given: Mapping[str, Any], checkpoints: bool | None) -> bool:
+def _agrees(plan: Plan, given: Mapping[str, Any], is_checkpointed: bool | None) -> bool:
     """Return whether a plan does not contradict the given options."""
     strategy = plan.layout.options["strategy"]
     own = (name for name in _PLANNED & given.keys() if OPTIONS[name].section in (strategy, None))
-    return (checkpoints is None or plan.checkpoints == checkpoints) and all(
+    return (is_checkpointed is None or plan.is_checkpointed == is_checkpointed) and all(
         plan.layout.options.get(name, OPTIONS[name].default) == given[name] for name in own if name != _CHECKPOINTING
     )
 

@@ -19,7 +19,7 @@ from accel_nb.strategies.choice import AUTO, with_options
 
 
 class StrategySelection:
-    """Replaces the strategy of a stepper by one for the first models, before any of them is prepared."""
+    """Selects the strategy for the first models, before any of them is prepared."""
 
     def __init__(
         self,

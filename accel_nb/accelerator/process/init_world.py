@@ -34,7 +34,7 @@ def initialize_world(
 
 
 def find_world(cpu: bool) -> World:
-    """Return this process's world: of the environment or an open process group, else of a single process."""
+    """Return this process's world: from the environment or an open process group, else a world of one process."""
     world = torchrun_world()
     if DefaultGroup.is_open() and (world is None or assigned_device() is not None):
         return DefaultGroup.world_of_open_group() if world is None else world

@@ -48,7 +48,7 @@ def broadcast(tensor: T, from_process: int = 0) -> T:
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """Replace the items of a list by those of one rank, in place, and return it."""
+    """Replace a list's items by the items of one rank's list, in place, and return it."""
     object_list[:] = Collectives(current_comm()).broadcast_object(object_list, from_process)
     return object_list
 

@@ -34,7 +34,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 def checked_types(types: Iterable[str | Enum] | None) -> tuple[str, ...]:
     """Return the names of the generators whose states ranks synchronize at each epoch.
 
-    ``generator`` is left out, since that of a loader is always synchronized. Raises `MisuseError` for unknown names.
+    ``generator`` is left out, since a loader's generator is always synchronized. Raises `MisuseError` for unknown
+    names.
     """
     wanted = [str(getattr(name, "value", name)) for name in types or ()]
     _refuse_unknown(wanted)

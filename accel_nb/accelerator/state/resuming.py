@@ -13,7 +13,7 @@ from accel_nb.errors import NoCheckpoint
 
 
 class RunResumer:
-    """Loads the checkpoint that a run resumes from, when the first loop trains: then its objects are prepared."""
+    """Loads the checkpoint to resume from when the first loop that trains begins: then its objects are prepared."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
@@ -29,7 +29,7 @@ class RunResumer:
         self._from = resume
 
     def end_run(self) -> list[str]:
-        """Return lines about what the run has resumed."""
+        """Return lines about the checkpoint that the run has resumed."""
         if self._from is not None:
             self._lines.append(
                 f"--resume {self._from} had no effect: no prepared DataLoader was iterated to train; load_state() "
@@ -54,7 +54,7 @@ class RunResumer:
 
 
 def describe_resume(report: LoadReport, loaders: Sequence[DataLoader[Any]]) -> str:
-    """Return a line: the resumed step and epochs, the numbers of ranks before and now, and what continues exactly."""
+    """Return a line: the resumed step and epochs, the numbers of ranks before and now, and the exact parts."""
     before, now = report.saved_world_size, report.world_size
     parts = [f"resumed step {report.step} from {report.url}"]
     is_parallel = False

@@ -57,7 +57,7 @@ class LoadReport:
     world_size: int
     notes: tuple[str, ...] = ()
     positions: tuple[LoaderPosition, ...] = ()
-    """Where each loader resumes, in the order in which they were prepared."""
+    """The position at which each loader resumes, in the order of preparation."""
 
     def __str__(self) -> str:
         text = f"loaded {self.url}: step {self.step}, saved by {self.saved_world_size} ranks, now {self.world_size}"
@@ -127,8 +127,8 @@ class TrainingState:
     def save(self, output_dir: str | os.PathLike[str] | None, *, blocking: bool, is_alone: bool = False) -> str:
         """Write a checkpoint and return its URL; see `Accelerator.save_state`.
 
-        With ``is_alone`` no other rank calls. Then the checkpoint is that of a world of one rank, and is complete when
-        the call returns.
+        With ``is_alone`` no other rank calls. Then the checkpoint is saved as by a world of one rank, and is complete
+        when the call returns.
         """
         if self._stepper.is_joined and not is_alone:
             raise MisuseError(f"save_state: {REFUSED_IN_JOIN}")
@@ -183,7 +183,7 @@ class TrainingState:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the save in the background takes longer than a new save should wait for."""
+        """Whether the save in the background takes longer than a new save should wait."""
         return self._saver.is_slow
 
     def end_replay(self) -> None:
@@ -220,7 +220,7 @@ class TrainingState:
     def _state_tree(self, comm: Communicator, url: str, draft_url: str) -> dict[str, Any]:
         """Return the state of the ranks of ``comm`` as a tree; tensors are not copied. Hooks receive ``draft_url``."""
         bundle, window = self._stepper.bundle, self._stepper.window
-        if window.num_pending and self._stepper.strategy.capabilities.hides_gradients:
+        if window.num_pending and self._stepper.strategy.capabilities.holds_gradients:
             raise CheckpointError(
                 f"{url} was not saved: strategy {self._stepper.strategy.name!r} cannot store the gradients of an "
                 f"accumulation window that is open ({window.num_pending} of {window.size} batches); save after a step"
@@ -371,7 +371,10 @@ class TrainingState:
     def _resume_loaders(
         self, positions: list[LoaderPosition], passes: bool, tree: dict[str, Any], checkpoint: StoredCheckpoint
     ) -> str | None:
-        """Resume the prepared loaders, and record the positions of others; return why one cannot resume, or None."""
+        """Resume the prepared loaders, and record the positions of others.
+
+        Return the reason if one cannot resume, else None.
+        """
         restored = False
 
         def restore() -> None:
@@ -415,7 +418,7 @@ class TrainingState:
     # --- random numbers ---
 
     def _random_state(self, world: World) -> dict[str, Any]:
-        """Return the states of generators, with a row for each share of the data, and the seed to use with others."""
+        """Return generator states, a row for each share of the data, and the seed for other numbers of ranks."""
         rank, size = (0, 1) if world.size == 1 else self._stepper.strategy.data_coords()
         states = rng.capture(self._device)
         seed = self._resolved.config.seed
@@ -480,7 +483,7 @@ class TrainingState:
                 f"an open accumulation window was dropped: it was saved with accumulate {progress['accumulate']}, and "
                 f"now it is {window.size}"
             )
-        if held and self._stepper.strategy.capabilities.hides_gradients:
+        if held and self._stepper.strategy.capabilities.holds_gradients:
             held = 0
             notes.append(
                 f"an open accumulation window was dropped: strategy {self._stepper.strategy.name!r} cannot restore its "
@@ -537,12 +540,12 @@ def _copy_tensors(tree: Any) -> Any:
 
 
 def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
-    """Return a model's tensors and the versions of its modules; buffers, which may differ, are those of rank 0."""
+    """Return a model's tensors and the versions of its modules; buffers, which may differ among ranks, are rank 0's."""
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {
         "values": {
             name: FromRankZero(value) if name in buffers and isinstance(value, Tensor) else value
             for name, value in values.items()
         },
-        "versions": {prefix: dict(facts) for prefix, facts in getattr(values, "_metadata", {}).items()},
+        "versions": {prefix: dict(metadata) for prefix, metadata in getattr(values, "_metadata", {}).items()},
     }

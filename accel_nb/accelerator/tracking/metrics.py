@@ -31,7 +31,7 @@ class RowHistory:
         self._last: dict[Any, tuple[int, int, bool]] = {}
 
     def num_kept(self, site: Any, num_rows: int, share: BatchShare) -> int | None:
-        """Return how many of the first rows to keep: those of samples without padding; None if that is unknown.
+        """Return the number of first rows that belong to samples and are no padding; None if that is unknown.
 
         ``site`` identifies the call site and the tensor in its arguments. Rows of one sample must be adjacent.
         """
@@ -88,8 +88,8 @@ def gather_for_metrics(
     ``owners`` are the ranks whose values are used, one for each share of the data. Tensors, NumPy arrays and lists of
     plain values are concatenated along the first dim, at any depth. Scalar tensors become a tensor with one value for
     each rank that has a sample which is not repeated; so does a single row from several samples. Other values remain
-    those of this rank. Rows of filler samples are removed, and so are the padded rows of a short batch, which
-    ``history`` detects; ``site`` identifies the call.
+    this rank's. Rows of filler samples are removed, and so are the padded rows of a short batch, which ``history``
+    detects; ``site`` identifies the call.
 
     With ``as_objects``, or without tensors, the result is a list of the ranks' values, or of the items of their lists
     or tensors; with ``as_objects`` a single rank's value is returned as it is. In these values too, rows are removed
@@ -112,7 +112,7 @@ def gather_for_metrics(
     others: list[Any] = []
 
     def collect(leaf: Any) -> Any:
-        """Collect a leaf, and return what must have the same place and type on every rank."""
+        """Collect a leaf, and return its placeholder in the structure, which must be equal on every rank."""
         if isinstance(leaf, Tensor):
             tensors.append(leaf.detach())
             return leaf

@@ -55,7 +55,7 @@ class AccumulationWindow:
         self._last_decision = (True, 0, 1.0)
         # Whether a batch with a backward pass counts as a micro-batch even if step is not called after it.
         self.counts_batches = True
-        # Whether only blocks are micro-batches of windows: a backward pass outside of them is a window of its own.
+        # Whether only blocks are micro-batches of windows: a backward pass outside of them is a separate window.
         self.counts_blocks_only = False
         # Whether the gradients of a short window are the mean over its own micro-batches, and not over `size`.
         self.rescales_short_windows = True
@@ -85,8 +85,8 @@ class AccumulationWindow:
         return 1.0 / self._size
 
     @property
-    def weighs_share(self) -> bool:
-        """Whether a mean over the current share has another factor than in a batch that is divided evenly."""
+    def has_uneven_share(self) -> bool:
+        """Whether a mean over the current share has another factor than in an evenly divided batch."""
         return self.mean_factor not in (0.0, self.even_factor)
 
     @property
@@ -132,7 +132,7 @@ class AccumulationWindow:
 
     @property
     def num_trained(self) -> int:
-        """The number of micro-batches that were trained on in total, including those of the open window."""
+        """The total number of micro-batches that were trained on, including the open window."""
         return self._num_ended + (self._in_block and self.has_backward)
 
     def resume(self, num_pending: int) -> None:

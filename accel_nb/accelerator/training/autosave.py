@@ -15,8 +15,10 @@ from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator
 
 _CHECK_S = 0.5
+"""Time between two exchanges of requests."""
 _MAX_STEPS_BETWEEN_EXCHANGES = 1000
 _EXPECTED_WITHIN_S = 1.0
+"""A boundary is expected soon if the last one was reached within this time, or this number of mean steps, before."""
 _EXPECTED_WITHIN_STEPS = 3
 
 _Request = Literal[0, 1, 2]

@@ -20,7 +20,7 @@ from accel_nb.runtime.distributed.process_group import DefaultGroup
 logger = logging.getLogger(__name__)
 
 _OOM = "out of memory"
-_FINENESS = 16
+_RELATIVE_PRECISION = 16
 
 
 def find_executable_batch_size(
@@ -129,7 +129,7 @@ class _Search:
         if done:
             return self._start
         low, high = 0, len(sizes) - 1  # the smallest is not probed: `run` raises if it does not fit
-        while high - low > max(1, 0 if self._keeps_global_batch else sizes[high] // _FINENESS):
+        while high - low > max(1, 0 if self._keeps_global_batch else sizes[high] // _RELATIVE_PRECISION):
             middle = (low + high) // 2
             self._log_attempt(sizes[high], where, sizes[middle])
             done, _, found = _attempt(lambda size=sizes[middle]: probe(size))
@@ -180,7 +180,7 @@ def _attempt(call: Callable[[], Any]) -> tuple[bool, Any, str]:
             raise
         if is_shared and ran_out:
             DefaultGroup.set_flag(_OOM)
-        # Frees what the frames of the failed attempt reference.
+        # Frees the objects that the frames of the failed attempt reference.
         traceback.clear_frames(cast(Any, error.__traceback__))
     free_cached_memory()
     if not is_shared:

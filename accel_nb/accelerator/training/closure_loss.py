@@ -1,4 +1,4 @@
-"""The loss of an optimizer's closure as that of the whole batch."""
+"""Conversion of the loss that an optimizer's closure returns to the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_nb.runtime.world import World
 
 
 class ClosureLoss:
-    """Weights the loss that a closure returns as the gradients of its backward passes."""
+    """Weights the loss that a closure returns by the same factors as the gradients of its backward passes."""
 
     def __init__(self, world: World, comm: Communicator) -> None:
         self._world = world
@@ -29,11 +29,11 @@ class ClosureLoss:
             self._sum = self._sum + loss.detach()
 
     def evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Call a closure and return its loss as that of the whole batch; every rank calls.
+        """Call a closure and return the loss of the whole batch; every rank must call.
 
         A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. Passes of losses with
-        different factors are added up. An optimizer that steps another one passes its closure on: the loss is then
-        that of the inner call.
+        different factors are added up. An optimizer that steps another one passes its closure on: then the inner call
+        determines the loss.
         """
         if self._factors is not None:
             return closure()
@@ -64,7 +64,7 @@ def _weighted(loss: Tensor | float, factor: float | Tensor) -> float | Tensor:
 
 
 def _with_value(loss: Tensor | float, value: Tensor) -> Tensor | float:
-    """Return a loss with another value: a tensor that was computed keeps its graph, as on one device."""
+    """Return a loss with another value; a tensor keeps its autograd graph, as on one device."""
     if not isinstance(loss, Tensor):
         return value.item()
     if loss.is_leaf:

@@ -18,12 +18,12 @@ from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.strategies.base import Bundle
 
 _MARGIN = 8.0
-_MAX_IDLE_STEPS = 20
-"""The step of an optimizer from which on it must change what has a gradient."""
+_FIRST_UPDATE_STEP = 20
+"""The step of an optimizer from which on it must change all parameters with a gradient."""
 _NUM_WEIGHTS = 64
 _MAX_SAMPLED = 256
 _NUM_SAMPLES = 16
-_ODD = -7046029254386353131  # 2**64 over the golden ratio, as a signed number
+_ODD_FACTOR = -7046029254386353131  # 2**64 over the golden ratio, as a signed number
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -94,7 +94,7 @@ class FirstStepCheck:
         stuck = ((after == self._before) & self._is_expected.to(after.device)).nonzero().flatten().tolist()
         if self._has_replicas and self._comm.world.size > 1:
             self._compare(after)
-        if stuck and num_steps >= _MAX_IDLE_STEPS:
+        if stuck and num_steps >= _FIRST_UPDATE_STEP:
             raise MisuseError(
                 f"step {num_steps} of {type(self._optimizer).__name__} left {self._names(stuck)} unchanged, although "
                 "there is a gradient and a learning rate: the optimizer holds other tensors than the model computes "
@@ -172,7 +172,10 @@ def replica_digest(models: Iterable[nn.Module]) -> str:
 
 
 def _planned(scheduler: LRScheduler) -> list[Any]:
-    """Return the rate that a schedule has set for each group; none for one that lowers whatever rate it finds."""
+    """Return the learning rate that a schedule has set for each group.
+
+    None for a schedule that scales the present rate.
+    """
     if isinstance(scheduler, ReduceLROnPlateau):
         return []
     rates = getattr(scheduler, "_last_lr", None)
@@ -198,8 +201,8 @@ def _checksums(values: list[Tensor]) -> Tensor:
 
 def _checksum(bits: Tensor) -> Tensor:
     """Return a weighted sum of integers; without weights, the equal steps up and down of a first Adam step cancel."""
-    places = torch.arange(1, _NUM_WEIGHTS + 1, device=bits.device) * _ODD
-    weights = (places ^ (places >> 31)) * _ODD
+    places = torch.arange(1, _NUM_WEIGHTS + 1, device=bits.device) * _ODD_FACTOR
+    weights = (places ^ (places >> 31)) * _ODD_FACTOR
     num_whole = bits.numel() - bits.numel() % _NUM_WEIGHTS
     columns = bits[:num_whole].view(-1, _NUM_WEIGHTS).sum(0, dtype=torch.int64)
     rest = bits[num_whole:].to(torch.int64)
@@ -207,7 +210,7 @@ def _checksum(bits: Tensor) -> Tensor:
 
 
 def _has_effect(value: Tensor, rate: Any) -> Tensor:
-    """Return whether a plain gradient step is large enough to change even the largest value of a parameter."""
+    """Return whether a step of plain gradient descent would change even the largest value of a parameter."""
     grad, value = local_shard(value.grad), local_shard(value)
     assert grad is not None, "only parameters with a gradient are checked"
     values = grad.detach() if grad.layout is torch.strided else grad._values()

@@ -54,7 +54,7 @@ def join_uneven(stepper: Stepper, comm: Communicator, collectives: Collectives) 
     collectives.blocked_reason = REFUSED_IN_JOIN
     try:
         yield
-        run.follow_others()
+        run.join_other_steps()
     finally:
         collectives.blocked_reason = None
         stepper.finish_gradients, stepper.is_joined = strategy.finish_gradients, False
@@ -78,8 +78,8 @@ class _UnevenRun:
     def finish(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Replace the gradients by the mean over all ranks' micro-batches, before a step of this rank.
 
-        The arguments are those of `Strategy.finish_gradients`: ``factor`` is the size of a window divided by the number
-        of its micro-batches, which is more than 1 if the loader's last batch has closed the window early.
+        The arguments are the same as of `Strategy.finish_gradients`: ``factor`` is the size of a window divided by the
+        number of its micro-batches, which is more than 1 if the loader's last batch has closed the window early.
         """
         assert not isinstance(factor, Tensor), "loss weights are refused inside of join_uneven_inputs"
         [optimizer] = bundle.optimizers
@@ -89,7 +89,7 @@ class _UnevenRun:
         self._merge(index, rows)
         self._stepper.strategy.finish_gradients(bundle, 1.0)
 
-    def follow_others(self) -> None:
+    def join_other_steps(self) -> None:
         """Join the steps of other ranks, after this rank has run out of data, until no rank steps."""
         window = self._stepper.window
         self._num_leftover = [window.num_pending if window.has_gradients else 0] * len(self._proxies)

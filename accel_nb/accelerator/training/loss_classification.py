@@ -80,7 +80,7 @@ class _Scale(NamedTuple):
 
     @property
     def divisors(self) -> tuple[float, ...]:
-        """The divisors of the loss, as one or the other program writes it; empty if it is not scaled."""
+        """The possible divisors of the loss, since code may multiply or divide; empty if it is not scaled."""
         if self.divisor is not None:
             return (float(self.divisor.detach()),)
         found = (self.divided, 0.0 if self.num_added else self.constant) if self.is_scaled else ()
@@ -94,7 +94,7 @@ class _Scale(NamedTuple):
 
 
 class _Totals(NamedTuple):
-    """The totals that make a mean of a sum if it is divided by one: numbers of samples, of terms, total weights."""
+    """Totals of a sum, which divided by one of them is a mean: numbers of samples, numbers of terms, total weights."""
 
     divisors: tuple[float, ...]
     num_samples: int
@@ -102,7 +102,7 @@ class _Totals(NamedTuple):
     weight: float = 0.0
 
     def plus(self, node: Any, kind: str) -> _Totals:
-        """Return the totals with those of one more sum."""
+        """Return the totals of this sum and another one together."""
         num_terms, weight = _totals_of_sum(node) if kind == "sum" else _totals_of_targets(node)
         return self._replace(num_terms=self.num_terms + num_terms, weight=self.weight + weight)
 
@@ -161,11 +161,11 @@ class LossClassifier:
         return "mean" if is_own_count else "sum"
 
     def _below_scales(self, edge: _Edge, scale: _Scale) -> tuple[Any, str, _Scale]:
-        """Return the node below multiplications and divisions, its kind, and the scale with theirs.
+        """Return the node below multiplications and divisions, its kind, and the scale including them.
 
-        The kind is ``other`` if what is multiplied or divided is not determined.
+        The kind is ``other`` if the multiplied or divided operand is not determined.
         """
-        node = _behind_outputs(edge)
+        node = _node_before_outputs(edge)
         kind = self._kind(node)
         for _ in range(_MAX_SCALES):
             if kind not in ("mul", "div"):
@@ -178,15 +178,15 @@ class LossClassifier:
                 scale = scale.by(factor.item(), is_factor=kind == "mul")
             elif kind == "div":
                 scale = scale._replace(divisor=factor)
-            node = _behind_outputs(inner[0])
+            node = _node_before_outputs(inner[0])
             kind = self._kind(node)
         return node, kind, scale
 
     def is_normalized(self, loss: Tensor, num_samples: int) -> bool:
-        """Return whether a loss over ``num_samples`` samples is a sum that the program itself normalizes over ranks.
+        """Return whether a loss over ``num_samples`` samples is a sum that the program normalizes over ranks.
 
-        So is a sum that is divided by another total than its own, as by the number of tokens on all ranks, and a loss
-        to which such a sum is added; and a sum that is not divided, unless it is added to a mean.
+        That is a sum that is divided by another total than its own, as by the number of tokens on all ranks, a loss to
+        which such a sum is added, and a sum that is not divided, unless it is added to a mean.
         """
         leaves = list(self._leaves((loss.grad_fn, loss.output_nr), _Scale()))
         if self._warns and any(kind == "compiled" for _, kind, _ in leaves):
@@ -224,8 +224,8 @@ class LossClassifier:
         return kind
 
 
-def _behind_outputs(edge: _Edge) -> Any:
-    """Return the node of an edge; for an output of a DDP model, which may pass all through one node, that before."""
+def _node_before_outputs(edge: _Edge) -> Any:
+    """Return the node of an edge, or the one before it if it is a DDP model's node around all outputs."""
     node, index = edge
     return node.next_functions[index][0] if type(node).__name__.startswith("_DDPSink") else node
 
@@ -264,7 +264,7 @@ def _is_sum(node: Any, kind: str, num_samples: int) -> bool:
 
 
 def _totals_of_sum(node: Any) -> tuple[int, float]:
-    """Return the number of terms of a sum, and the total of the mask that they are multiplied or filled with."""
+    """Return the number of terms of a sum, and the total of the mask by which they are multiplied or selected."""
     num_terms = math.prod(node._saved_self_sym_sizes)
     masked = node.next_functions[0][0]
     if type(masked).__name__ == "MaskedFillBackward0":
@@ -287,7 +287,7 @@ def _totals_of_targets(node: Any) -> tuple[int, float]:
 
 
 def _is_of_weights(node: Any) -> bool:
-    """Return whether a value is computed from parameters alone, in a few operations, without samples."""
+    """Return whether a value is computed by a few operations from parameters alone, as a weight penalty is."""
     queue, seen = [node], 0
     for part in queue:
         if type(part).__name__ == "AccumulateGrad":

@@ -1,8 +1,8 @@
 """Weights of losses: of the share of a batch that a rank computes, and of losses that are sums.
 
 A batch is divided among ranks, and every rank computes the loss of its share. For the ranks' gradients to combine to
-those of the whole batch, a mean over samples is weighted by the number of samples, a sum over samples by 1, and a
-weighted mean (over tokens that are not ignored, with class weights or a mask) by its total weight.
+the gradients of the whole batch, a mean over samples is weighted by the number of samples, a sum over samples by 1, and
+a weighted mean (over tokens that are not ignored, with class weights or a mask) by its total weight.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NO_WEIGHTS_IN_JOIN = (
 )
 
 
-class WeighedLoss(NamedTuple):
-    """A loss, its ``factor`` for the backward pass, and the loss as it is ``shown`` to the user."""
+class LossWithFactor(NamedTuple):
+    """A loss, its ``factor`` for the backward pass, and the loss value that the user is ``shown``."""
 
     loss: Tensor
     factor: float | Tensor
@@ -35,7 +35,7 @@ class WeighedLoss(NamedTuple):
 
 
 class LossWeights:
-    """Weighs the losses of one rank, so that the gradients of all ranks combine to those of the whole batch."""
+    """Weights the losses of one rank, so that all ranks' gradients combine to the gradients of the whole batch."""
 
     def __init__(self, world: World, comm: Communicator) -> None:
         # Whether a loss that is a sum over samples stays a sum over the whole batch, as on one device.
@@ -53,19 +53,19 @@ class LossWeights:
             return "mean"
         return self._classifier.classify(loss, share.total_samples if share.is_whole else share.num_samples)
 
-    def weigh(
+    def apply_weight(
         self, loss: Tensor, weight: float | Tensor | None, window: AccumulationWindow, *, is_joined: bool
-    ) -> WeighedLoss:
+    ) -> LossWithFactor:
         """Return a loss with its factor; ``weight`` is None unless the loss is a sum with this total weight."""
         share, factor = window.share, window.mean_factor
         if weight is not None:
             if is_joined:
                 raise MisuseError(_NO_WEIGHTS_IN_JOIN)
             factor = self._sums.add(weight, share, loss, is_new=not window.has_gradients)
-            return WeighedLoss(loss, factor, mean_of_sum(loss.detach(), weight))
+            return LossWithFactor(loss, factor, mean_of_sum(loss.detach(), weight))
         self._sums.add_unweighted(is_new=not window.has_gradients)
         if share is None:
-            return WeighedLoss(loss, factor, loss)
+            return LossWithFactor(loss, factor, loss)
         if self.preserves_sums and not share.is_whole and not is_joined:
             reduction = self._classifier.classify(loss, share.num_samples)
             if reduction == "sum":
@@ -75,15 +75,15 @@ class LossWeights:
                 # If all targets of a share are ignored, its loss is 0 / 0, and so is its gradient.
                 has_weight = factor_of_share != 0
                 reduction.drop_gradient_unless(has_weight)
-                return WeighedLoss(loss, factor_of_share, loss.detach().where(has_weight, 0.0))
-        elif window.weighs_share and self._classifier.is_normalized(loss, share.num_samples):
+                return LossWithFactor(loss, factor_of_share, loss.detach().where(has_weight, 0.0))
+        elif window.has_uneven_share and self._classifier.is_normalized(loss, share.num_samples):
             factor = window.even_factor
-        return WeighedLoss(loss, factor, loss)
+        return LossWithFactor(loss, factor, loss)
 
     def factor_of_pass(
         self, weight: float | Tensor | None, share: BatchShare | None, *, is_new: bool, mean_factor: float
     ) -> float | Tensor:
-        """Return the factor of a loss that is not yet computed; the arguments are those of its window."""
+        """Return the factor of a loss that is not yet computed."""
         if weight is None:
             self._sums.add_unweighted(is_new=is_new)
             return mean_factor
@@ -108,13 +108,13 @@ class LossWeights:
         return is_needed
 
     def _factor_of_share(self, weight: Tensor, share: BatchShare, window_size: int) -> Tensor:
-        """Return the factor for a loss of this total weight, so that the mean over ranks is that of the whole batch."""
+        """Return the factor for a loss of this total weight; the mean over ranks is then the whole loss."""
         own = weight.detach().to(torch.float64).reshape(1) * bool(share.num_samples)
         return (own / self._comm.all_reduce(own.clone()) * (self._world.size / window_size)).reshape(())
 
 
 def mean_of_sum(loss: Tensor, weight: float | Tensor) -> Tensor:
-    """Return a loss that is a sum divided by the number of its summands; a sum of none is returned itself."""
+    """Return a loss that is a sum divided by the number of its summands; without summands it is returned unchanged."""
     return (loss / weight).where(torch.as_tensor(weight, device=loss.device) != 0, loss)
 
 

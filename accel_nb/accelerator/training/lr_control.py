@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-_OF_GROUP = ("lr", "initial_lr", "max_lr", "swa_lr")
-_OF_SCHEDULER = ("base_lrs", "max_lrs", "_last_lr")
+_GROUP_KEYS = ("lr", "initial_lr", "max_lr", "swa_lr")
+_SCHEDULER_ATTRIBUTES = ("base_lrs", "max_lrs", "_last_lr")
 
 
-def first_rate(optimizers: Iterable[Optimizer]) -> float | None:
-    """Return the first group's learning rate, which the panel shows; None where there is none."""
+def first_learning_rate(optimizers: Iterable[Optimizer]) -> float | None:
+    """Return the first group's learning rate, which the panel shows; None without groups."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "lr" in group:
@@ -22,12 +22,12 @@ def first_rate(optimizers: Iterable[Optimizer]) -> float | None:
     return None
 
 
-def scale_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRScheduler], factor: float) -> None:
+def scale_learning_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRScheduler], factor: float) -> None:
     """Multiply every group's rate, and the base and maximum rates of each schedule, by ``factor``.
 
-    The schedule's later rates are then those that it would have set, times the factor, whether it computes them from
-    its base rate or from the previous rate. Its minimum rates (``eta_min``, ``min_lr``) are not changed. A tensor is
-    multiplied in place, and once if several groups share it.
+    The later rates of a schedule are then its original ones times the factor, whether it computes them from its base
+    rate or from the previous rate. Its minimum rates (``eta_min``, ``min_lr``) are not changed. A tensor is multiplied
+    in place, and once if several groups share it.
     """
     seen: set[int] = set()
 
@@ -41,17 +41,17 @@ def scale_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedule
 
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            for name in _OF_GROUP:
+            for name in _GROUP_KEYS:
                 if name in group:
                     group[name] = scaled(group[name])
     for scheduler in _all_of(schedulers):
-        for name in _OF_SCHEDULER:
+        for name in _SCHEDULER_ATTRIBUTES:
             values = vars(scheduler).get(name)
             if isinstance(values, list):
                 setattr(scheduler, name, list(map(scaled, values)))
 
 
-def set_rates(optimizers: Iterable[Optimizer], value: float) -> None:
+def set_learning_rates(optimizers: Iterable[Optimizer], value: float) -> None:
     """Set every group's rate, for rates of zero, which cannot be scaled."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:

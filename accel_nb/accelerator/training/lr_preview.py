@@ -21,15 +21,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from accel_nb.accelerator.training.pure_function import is_pure
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.runtime.tensors.instance_patching import innermost_class
-from accel_nb.telemetry.events import EventSink, RatePlanned
+from accel_nb.telemetry.events import EventSink, LearningRatePlan
 
 logger = logging.getLogger(__name__)
 
 MAX_POINTS = 512
 MAX_ITERATED = 2000
-"""How many calls are previewed for a schedule that computes each rate from the previous one."""
+"""Number of calls that are previewed for a schedule that computes each rate from the previous one."""
 EPOCHS_AHEAD = 10
-"""How many epochs are previewed for a schedule without an end that is stepped each epoch."""
+"""Number of epochs that are previewed for a schedule without an end that is stepped each epoch."""
 
 _DIRECT = (
     schedules.LambdaLR,
@@ -48,7 +48,7 @@ _ITERATIVE = (schedules.MultiplicativeLR, schedules.CosineAnnealingWarmRestarts)
 
 
 class RatePreview:
-    """Reports a `RatePlanned` once in a run, as soon as the interval between steps of the schedule is known.
+    """Reports a `LearningRatePlan` once in a run, as soon as the interval between steps of the schedule is known.
 
     It is known at the first call if one step, or one epoch, was made before; otherwise at the second call. Runs on
     rank 0 only.
@@ -101,17 +101,17 @@ class RatePreview:
         self.is_waiting = False
         num_unknown = max(lengths, default=None) if num_steps == 1 else EPOCHS_AHEAD
         try:
-            rates = preview_rates(scheduler, stride=stride, num_unknown=num_unknown)
+            rates = preview_learning_rates(scheduler, stride=stride, num_unknown=num_unknown)
         except Exception:  # a schedule of another version of torch; training continues
             logger.debug("the schedule's future rates cannot be computed", exc_info=True)
             return
         if rates:
             number = self._stepper.meter.run_step
             steps, values = _over_steps(rates, number, num_steps)
-            self._sink.emit(RatePlanned(self._rank, number, time.time(), steps, values))
+            self._sink.emit(LearningRatePlan(self._rank, number, time.time(), steps, values))
 
 
-def preview_rates(
+def preview_learning_rates(
     scheduler: LRScheduler, *, stride: int = 1, num_unknown: int | None = None, max_points: int = MAX_POINTS
 ) -> dict[int, float]:
     """Return the first group's rate by the number of further calls, from 0 to the schedule's end.
@@ -193,7 +193,7 @@ def _own_end(scheduler: Any) -> int | None:
 
 
 class _FakeOptimizer:
-    """Stands for the optimizer of a copied schedule: has copies of its groups, without parameters."""
+    """Replaces the optimizer of a copied schedule: has copies of its groups, without parameters."""
 
     _opt_called = True
 

@@ -34,11 +34,14 @@ class StepHandler(Protocol):
         ...
 
     def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
-        """Call ``step``, the own method of an optimizer; ``has_closure``: with a closure that computes gradients."""
+        """Call ``step``, the original method of an optimizer.
+
+        ``has_closure``: with a closure that computes gradients.
+        """
         ...
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
-        """Return whether the optimizer may clear its gradients now."""
+        """Return whether the optimizer may clear its gradients now, as no accumulation window is open."""
         ...
 
     def handle_zero_grad(self, proxy: OptimizerProxy, *, drops: bool) -> None:
@@ -70,7 +73,7 @@ class OptimizerProxy:
         self._stepping = stepping
         self._is_stepping = False
         self._closure: Callable[[], Any] | None = None
-        # What the cell has passed to ``step``, and what the optimizer's own method returned; None if it did not run.
+        # The arguments of the cell's ``step``, and the result of the optimizer's own method; None if it did not run.
         self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.result: Any = None
         self._saved = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}
@@ -180,7 +183,7 @@ class OptimizerProxy:
 
 
 def _closure_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
-    """Return the closure in the arguments of an optimizer's ``step``; classes of the user may take others."""
+    """Return the closure among the arguments of an optimizer's ``step``; a user's class may have other parameters."""
     first = args[0] if args else kwargs.get("closure")
     return first if callable(first) else None
 

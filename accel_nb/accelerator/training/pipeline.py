@@ -43,19 +43,19 @@ class TrainingPipeline:
         self._schedule = None
         if stepper.strategy.capabilities.divides_layers:
             strategy = cast("LayerDividing", stepper.strategy)
-            self._schedule = strategy.training_schedule(model, schedule, loss_fn, self._weigh)
+            self._schedule = strategy.training_schedule(model, schedule, loss_fn, self._total_weight)
 
     def step(self, *args: Any, target: Any = None, weight: float | Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Compute the gradients of one batch, and return its loss on every rank; every rank of a copy must call.
+        """Compute the gradients of one batch, and return its loss on every rank.
 
-        The other arguments are those of the model. Tensors among them and in ``target`` that have as many rows as the
-        batch are cut into micro-batches; ``loss_fn`` is called with the model's output, and ``target`` unless that is
-        None. It returns the mean over the samples, or with ``weight`` the sum over that many summands, as for
-        `Accelerator.backward`. A batch that has no equal micro-batches passes as without a schedule, with the same
-        gradients.
+        Every rank of a model replica must call. The other arguments are passed to the model. Tensors among them and in
+        ``target`` that have as many rows as the batch are cut into micro-batches; ``loss_fn`` is called with the
+        model's output, and ``target`` unless that is None. It returns the mean over the samples, or with ``weight`` the
+        sum over that many summands, as for `Accelerator.backward`. A batch that cannot be cut into equal micro-batches
+        is computed without the schedule, with the same gradients.
 
-        Raises `MisuseError` if the loss of the batch is not that of its micro-batches together, which is checked by
-        value in steps 1, 2, 4, 8 and so on, and by the weights of targets in each.
+        Raises `MisuseError` if the losses of micro-batches do not combine to the loss of the batch, which is checked by
+        value in steps 1, 2, 4, 8 and so on, and by the weights of targets in each step.
         """
         self._check_prepared()
         if self._schedule is not None:
@@ -108,7 +108,7 @@ class TrainingPipeline:
     def _to_tensor(self, *values: float) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._stepper.world.device)
 
-    def _weigh(self, loss: Tensor, num_rows: int) -> Tensor | None:
+    def _total_weight(self, loss: Tensor, num_rows: int) -> Tensor | None:
         """Return the total weight of a loss that is a weighted mean; None for other losses."""
         reduction = self._classifier.classify(loss, num_rows)
         return reduction.total if isinstance(reduction, WeightedLoss) else None

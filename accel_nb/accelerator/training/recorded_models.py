@@ -1,4 +1,4 @@
-"""Prepared models as they were when they were prepared, to find what code has changed in them since."""
+"""Records of models at the time when they were prepared, to detect later changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel_nb.accelerator.training.model_code import ModelCode, code_in, code_of
 
 
 class RecordedModels:
-    """Records the code, the parameters and their names of each model. Only recorded models may be looked up."""
+    """Records the code and the named parameters of models. Methods take recorded models only."""
 
     def __init__(self) -> None:
         self._code: dict[int, tuple[frozenset[type], ModelCode]] = {}
@@ -21,13 +21,13 @@ class RecordedModels:
         self._names: dict[int, list[tuple[str, int]]] = {}
 
     def record(self, model: nn.Module) -> None:
-        """Record a model as it is now."""
+        """Record the current code and parameters of a model."""
         self._code[id(model)] = code_in(model)
         self._names[id(model)] = _names_in(model)
         self._parameters[id(model)] = [(value, value.dtype, value.requires_grad) for value in model.parameters()]
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Forget the models with these ids; other ids are ignored."""
+        """Remove the records of the models with these ids; other ids are ignored."""
         for key in ids:
             self._code.pop(key, None)
             self._names.pop(key, None)
@@ -49,7 +49,7 @@ class RecordedModels:
         )
 
     def is_outdated(self, models: Collection[nn.Module], *, compares_parameters: bool) -> bool:
-        """Return whether code, or with ``compares_parameters`` the dtype or flag of a known parameter, has changed."""
+        """Return whether code, or with ``compares_parameters`` dtype or ``requires_grad`` of a parameter, changed."""
         # Called before each statement that could train: it visits classes and parameters, not the modules.
         if any(is_changed(code, code_of(classes)) for classes, code in (self._code[id(model)] for model in models)):
             return True

@@ -15,7 +15,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 
 @torch.no_grad()
 def average_weights(comm: Communicator, model: nn.Module) -> None:
-    """Average trainable parameters, and buffers other than those of integers; every rank must call."""
+    """Average trainable parameters and floating-point buffers; every rank must call."""
     all_reduce_bucketed(comm, _weights(model), "mean")
 
 
@@ -33,7 +33,7 @@ def _weights(model: nn.Module) -> Iterator[Tensor]:
 def _optimizer_state(comm: Communicator, optimizers: Iterable[Optimizer], model: nn.Module) -> Iterator[Tensor]:
     """Yield the averaged state in the order of the model's parameters, which optimizers of several ranks may lack.
 
-    State of a parameter that one rank has not updated is removed on the others, so that it begins anew on all.
+    State of a parameter that one rank has not updated is removed on the others, so that it is initialized again on all.
     """
     states = [(optimizer, parameter) for optimizer in optimizers for parameter in model.parameters()]
     own = [_averaged_names(optimizer.state.get(parameter, {})) for optimizer, parameter in states]

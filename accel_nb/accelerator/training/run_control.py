@@ -18,23 +18,23 @@ from typing import Any
 import torch
 
 from accel_nb.accelerator.training.autosave import Autosave
-from accel_nb.accelerator.training.lr_control import first_rate, scale_rates, set_rates
+from accel_nb.accelerator.training.lr_control import first_learning_rate, scale_learning_rates, set_learning_rates
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import CheckpointError
 from accel_nb.telemetry.actions import (
     IS_BEING_SAVED,
     Action,
     Inspect,
-    MapMemory,
     SaveNow,
-    ScaleRate,
-    SetInterval,
-    SetRate,
+    ScaleLearningRate,
+    SetLearningRate,
+    SetReportInterval,
     StopAfterStep,
+    TakeMemorySnapshot,
 )
 from accel_nb.telemetry.step_meter import StepMeter
 
-NO_MEMORY_MAP = "no memory snapshot: the device has no caching allocator"
+NO_MEMORY_SNAPSHOT = "no memory snapshot: the device has no caching allocator"
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -57,19 +57,19 @@ class ControlReceiver:
         self,
         report: Callable[[int, int, str], object],
         describe_name: Callable[[str], str],
-        map_memory: Callable[[int], str] = lambda step: NO_MEMORY_MAP,
+        report_memory_snapshot: Callable[[int], str] = lambda step: NO_MEMORY_SNAPSHOT,
         report_interrupt: Callable[[], object] = lambda: None,
     ) -> None:
         """Create a receiver without actions.
 
         ``report`` is called with an action's number, the step and the outcome. ``describe_name`` returns a description
-        of a variable. ``map_memory`` reports a snapshot of memory after a step and returns the outcome.
+        of a variable. ``report_memory_snapshot`` reports a snapshot of memory after a step and returns the outcome.
         ``report_interrupt`` is called before an interrupt is raised at the end of a step.
         """
         self.report_interrupt = report_interrupt
         self._report = report
         self._describe_name = describe_name
-        self._map_memory = map_memory
+        self._report_memory_snapshot = report_memory_snapshot
         self._changed = threading.Condition()
         self.begin_run()
 
@@ -118,8 +118,8 @@ class ControlReceiver:
     def _do(self, action: Action, controller: RunController) -> str:
         if isinstance(action, Inspect):
             return "\n".join(f"{name} = {_text_or_problem(self._describe_name, name)}" for name in action.names)
-        if isinstance(action, MapMemory):
-            return _text_or_problem(self._map_memory, controller.num_steps)
+        if isinstance(action, TakeMemorySnapshot):
+            return _text_or_problem(self._report_memory_snapshot, controller.num_steps)
         return controller.run_action(action)
 
 
@@ -171,11 +171,11 @@ class RunController:
             return f"stopped after step {self.num_steps:,}" + ("" if self.autosave is None else f": {self._save()}")
         if isinstance(action, SaveNow):
             return self._save()
-        if isinstance(action, SetInterval):
+        if isinstance(action, SetReportInterval):
             self.meter.interval = action.steps
             return "every step is reported" if action.steps == 1 else f"every {action.steps:,} steps are reported"
-        assert isinstance(action, ScaleRate | SetRate)
-        return self._change_rate(action)
+        assert isinstance(action, ScaleLearningRate | SetLearningRate)
+        return self._change_learning_rate(action)
 
     def _save(self) -> str:
         if self.autosave is None:
@@ -186,17 +186,17 @@ class RunController:
             return f"not saved: {error}"
         return f"step {self.num_steps:,} {IS_BEING_SAVED}"
 
-    def _change_rate(self, action: ScaleRate | SetRate) -> str:
+    def _change_learning_rate(self, action: ScaleLearningRate | SetLearningRate) -> str:
         optimizers, schedulers = self.stepper.bundle.optimizers, self.stepper.bundle.schedulers
-        before = first_rate(optimizers)
+        before = first_learning_rate(optimizers)
         if before is None:
             return "the learning rate was not changed: the optimizers have none"
-        if isinstance(action, SetRate) and before == 0:
-            set_rates(optimizers, action.value)
+        if isinstance(action, SetLearningRate) and before == 0:
+            set_learning_rates(optimizers, action.value)
         else:
-            factor = action.factor if isinstance(action, ScaleRate) else action.value / before
-            scale_rates(optimizers, schedulers, factor)
-        return f"learning rate {before:.4g} -> {first_rate(optimizers):.4g}"
+            factor = action.factor if isinstance(action, ScaleLearningRate) else action.value / before
+            scale_learning_rates(optimizers, schedulers, factor)
+        return f"learning rate {before:.4g} -> {first_learning_rate(optimizers):.4g}"
 
 
 def describe_value(value: Any) -> str:

@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.closure_loss import ClosureLoss
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
-from accel_nb.accelerator.training.held_parameters import HeldParameters
 from accel_nb.accelerator.training.loss_classification import LossReduction
 from accel_nb.accelerator.training.loss_weighting import LossWeights, mean_of_sum
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
+from accel_nb.accelerator.training.parameter_references import ParameterReferences
 from accel_nb.accelerator.training.recorded_models import RecordedModels
 from accel_nb.accelerator.training.replica_averaging import average_replica
 from accel_nb.accelerator.training.sharded_steps import refuse_failed_optimizer, refuse_wrong_optimizer
@@ -59,7 +59,7 @@ class Stepper:
         counts_samples: bool = True,
     ) -> None:
         """Begin without objects; ``counts_samples`` is False if another rank reads and counts the same data."""
-        # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
+        # Whether the code is a plain cell: if no batch is divided, every rank computes the same as one device.
         self.is_plain_cell = False
         # Whether the ranks compute the same, in a plain cell, whose threads run in another order on each rank.
         self.computes_in_main_thread = False
@@ -112,13 +112,13 @@ class Stepper:
         # Replaced inside of join_uneven_inputs, where ranks without data take part in the steps of other ranks.
         self.finish_gradients = strategy.finish_gradients
         # Whether the optimizer's own step can be called without the strategy, which saves three calls.
-        self._can_step_directly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
+        self._can_step_directly = not (strategy.capabilities.overrides_step or strategy.precision.policy.loss_scaling)
 
     def adapt_to_plain_cells(self) -> None:
         """Make the strategy leave the gradients and references to parameters that code for one device expects."""
         self.is_plain_cell = True
         self.strategy.prepare_for_plain_cells()
-        self.strategy.report_replaced(HeldParameters(lambda: self.namespace).replace)
+        self.strategy.set_on_replaced(ParameterReferences(lambda: self.namespace).replace)
 
     def add(self, bundle: Bundle) -> None:
         """Add prepared objects; the caller leaves out those that were added before."""
@@ -137,7 +137,10 @@ class Stepper:
         return [model for model in self.bundle.models if self._recorded.has_changed(model, compares_names=by_names)]
 
     def is_outdated(self) -> bool:
-        """Return whether code, or the dtype or flag of a known parameter, has changed as `changed_models` looks for."""
+        """Return whether a model's code, or the dtype or ``requires_grad`` of a parameter, has changed.
+
+        See `changed_models`.
+        """
         has_own_parameters = not self.strategy.capabilities.shards_params
         return self._recorded.is_outdated(self.bundle.models, compares_parameters=has_own_parameters)
 
@@ -172,7 +175,7 @@ class Stepper:
     @property
     def defers_zero_grad(self) -> bool:
         """Whether ``zero_grad`` of optimizers must be intercepted."""
-        return self.window.size > 1 or self.strategy.capabilities.hides_gradients
+        return self.window.size > 1 or self.strategy.capabilities.holds_gradients
 
     def classify_loss(self, loss: Tensor) -> LossReduction:
         """Return how a loss over the current share is reduced."""
@@ -199,7 +202,7 @@ class Stepper:
         if not self.optimizer_proxies and not self._has_warned_unprepared:
             self._warn_unprepared()
         share = window.share
-        loss, factor, shown = self.weights.weigh(loss, weight, window, is_joined=self.is_joined)
+        loss, factor, shown = self.weights.apply_weight(loss, weight, window, is_joined=self.is_joined)
         try:
             if share is None:
                 self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
@@ -215,7 +218,7 @@ class Stepper:
             loss = loss * factor
         self._closure_loss.add(loss, factor)
         window.record_backward()
-        if self.strategy.capabilities.hides_gradients:  # what was completed before does not include this pass
+        if self.strategy.capabilities.holds_gradients:  # gradients that were completed before do not include this pass
             for proxy in self.optimizer_proxies.values():
                 proxy.finished_window = -1
         self.is_inside_backward = True
@@ -263,7 +266,7 @@ class Stepper:
         return self.computes_in_main_thread and is_in_other_thread()
 
     def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
-        """Step an optimizer if the window closes; return what the closure returned."""
+        """Step an optimizer if the window closes; return the result of the closure."""
         if self.computes_alone():
             return proxy.step_alone()
         proxy.num_step_calls += 1
@@ -302,7 +305,7 @@ class Stepper:
         return proxy.result
 
     def run_step(self, optimizer: Optimizer, step: Callable[[], Any], *, has_closure: bool) -> Any:
-        """Call ``step``, the own method of an optimizer, as the strategy does."""
+        """Call ``step``, the original method of an optimizer, as the strategy does."""
         return self.strategy.run_step(optimizer, step, has_closure=has_closure)
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
@@ -324,7 +327,7 @@ class Stepper:
     @property
     def gradient_holder(self) -> GradientHolding | None:
         """The strategy, if it holds gradients outside of ``parameter.grad``."""
-        return cast(GradientHolding, self.strategy) if self.strategy.capabilities.hides_gradients else None
+        return cast(GradientHolding, self.strategy) if self.strategy.capabilities.holds_gradients else None
 
     def complete_held_gradients(self) -> None:
         """Complete the gradients that a strategy holds, unless a window is open; every rank must call."""
@@ -403,7 +406,7 @@ class Stepper:
         return replica_digest(self.stepped_models())
 
     def resume_at(self, step: int, num_pending: int) -> None:
-        """Go on from a loaded checkpoint: set the number of optimizer steps and of complete micro-batches."""
+        """Continue from a loaded checkpoint: set the number of optimizer steps and of complete micro-batches."""
         if not self._num_local:
             self._differing.clear()  # all ranks have loaded the same weights
         self.meter.resume_at(step)
@@ -507,7 +510,7 @@ class Stepper:
         return result
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Call an optimizer's closure and return its loss as that of the whole batch."""
+        """Call an optimizer's closure and return the loss of the whole batch."""
         if self.world.size == 1 or self.is_joined:
             return closure()
         return self._closure_loss.evaluate(closure)
@@ -609,7 +612,7 @@ class Stepper:
         A sharded model is excepted: its gradients are averaged before hooks on them run. Gradients that a strategy
         holds elsewhere are complete only after the pass.
         """
-        if self.strategy.capabilities.hides_gradients:
+        if self.strategy.capabilities.holds_gradients:
             raise MisuseError(_STEP_IN_BACKWARD)
         if self.window.is_divided and self.world.size > 1 and not self.strategy.capabilities.shards_params:
             raise MisuseError(_STEP_IN_BACKWARD)

@@ -24,7 +24,7 @@ class UnaveragedParameter(NamedTuple):
         return self.parameter.requires_grad and self.parameter.grad is not None
 
     def describe(self, namespace: Mapping[str, Any], num_workers: int) -> str:
-        """Return the text of the error: the parameter, and what to change."""
+        """Return the text of the error: the parameter, and how to change the code."""
         name = name_in_namespace(self.parameter, namespace)
         return (
             f"parameter {self.position} of group {self.group} of the optimizer"
@@ -37,7 +37,7 @@ class UnaveragedParameter(NamedTuple):
 
 
 def find_unaveraged(optimizer: Optimizer, averaged_ids: Set[int]) -> Sequence[UnaveragedParameter]:
-    """Return the parameters of an optimizer whose ids are not among those of the averaged ones."""
+    """Return the parameters of an optimizer whose ids are not in ``averaged_ids``."""
     return [
         UnaveragedParameter(number, position, parameter)
         for number, group in enumerate(optimizer.param_groups)

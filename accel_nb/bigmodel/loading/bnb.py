@@ -1,4 +1,4 @@
-"""`BnbQuantizationConfig`, the options of bitsandbytes in accelerate's form, and `load_and_quantize_model`."""
+"""Quantization by bitsandbytes with accelerate's names: `BnbQuantizationConfig` and `load_and_quantize_model`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 class BnbQuantizationConfig:
     """Options of bitsandbytes by accelerate's names; one of ``load_in_8bit`` and ``load_in_4bit`` must be set.
 
-    ``bnb_4bit_compute_dtype`` is the dtype in which 4-bit layers compute, ``torch_dtype`` that of other weights (None:
-    float16 with 8 bits, else the compute dtype). ``skip_modules`` are not quantized (None: tied layers and the head),
-    nor are ``keep_in_fp32_modules``, which are kept in float32. Both are names of modules, or parts of names between
-    dots.
+    ``bnb_4bit_compute_dtype`` is the dtype in which 4-bit layers compute, ``torch_dtype`` the dtype of other weights
+    (None: float16 with 8 bits, else the compute dtype). ``skip_modules`` are not quantized (None: tied layers and the
+    head), nor are ``keep_in_fp32_modules``, which are kept in float32. Both are names of modules, or components of
+    dotted names.
     """
 
     load_in_8bit: bool = False
@@ -72,7 +72,7 @@ class BnbQuantizationConfig:
         )
 
     def quantize(self, model: nn.Module, dtype: torch.dtype | str | None = None) -> None:
-        """Replace linear layers of a model in place; ``dtype`` is that of the computation (None: the layers' own)."""
+        """Replace linear layers of a model in place; they compute in ``dtype`` (None: the layers' own)."""
         kept = self.keep_in_fp32_modules or ()
         quantize_model(model, self.as_quantization(), dtype=dtype, keep_in_fp32_modules=kept)
 

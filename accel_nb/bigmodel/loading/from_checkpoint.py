@@ -1,4 +1,4 @@
-"""`load`: builds, plans, loads and dispatches a model in one call; `forecast`: the memory that this takes."""
+"""Planning, loading and dispatching of a model in one call (`load`), and a report of the memory (`forecast`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from accel_nb.bigmodel.loading.quantized_files import replace_quantized_layers
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.device_map import estimate_forward, main_device, plan_device_map
+from accel_nb.bigmodel.planning.forward_cost import ForwardCost, measure_forward_cost, measure_speed
 from accel_nb.bigmodel.planning.placement import Placement, describe_device_map, find_place
 from accel_nb.bigmodel.planning.sizes import (
     Device,
@@ -23,7 +24,6 @@ from accel_nb.bigmodel.planning.sizes import (
     parse_dtype,
     to_torch_device,
 )
-from accel_nb.bigmodel.planning.workload import ForwardDemand, measure_demand, measure_pace
 from accel_nb.bigmodel.quantization.kernels import Quantization
 from accel_nb.bigmodel.quantization.quantize import quantize_model, quantized_layers, report_quantization
 from accel_nb.bigmodel.safetensors_reader import open_safetensors
@@ -60,7 +60,7 @@ def load(
     the model does not fit, the speed of the device and of transfers is measured for some milliseconds (``pace``:
     explicit values, see `infer_auto_device_map`), and parts are placed so that such a forward takes the least time.
     ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantizes linear layers one at a time while they are
-    loaded; it is not needed for a checkpoint that is stored quantized. The other arguments are those of
+    loaded; it is not needed for a checkpoint that is stored quantized. For the other arguments see
     `load_checkpoint_and_dispatch`. Raises `ConfigError` with all problems.
     """
     model = _build_empty(model_class, builder, config)
@@ -74,8 +74,8 @@ def load(
             quantization.quantize(model, dtype)
         else:
             quantize_model(model, quantization, dtype=dtype)
-    demand = None if example is None else measure_demand(model, example, dtype=dtype)
-    flops = {} if demand is None else demand.flops_of
+    cost = None if example is None else measure_forward_cost(model, example, dtype=dtype)
+    flops = {} if cost is None else cost.flops_by_module
 
     def plan(pace: Pace | None) -> Mapping[str, Device]:
         if not isinstance(device_map, str):
@@ -86,18 +86,18 @@ def load(
             max_memory,
             no_split_module_classes,
             dtype,
-            activations=_first_given(activations, demand and demand.activations),
-            kv_cache=_first_given(kv_cache, demand and demand.kv_cache),
+            activations=_first_given(activations, cost and cost.activations),
+            kv_cache=_first_given(kv_cache, cost and cost.kv_cache),
             pace=pace,
             flops=flops,
         )
 
     places = plan(pace)
-    if pace is None and demand is not None and any(_count_offloaded_bytes(model, places, dtype).values()):
-        pace = _measure_pace(model, places, checkpoint, dtype)
+    if pace is None and cost is not None and any(_count_offloaded_bytes(model, places, dtype).values()):
+        pace = _measure_speed(model, places, checkpoint, dtype)
         places = plan(pace)
     if verbose:
-        more = [] if demand is None else [_describe(demand)]
+        more = [] if cost is None else [_describe(cost)]
         if any(_count_offloaded_bytes(model, places, dtype).values()):
             own = pace or Pace.typical(main_device(places.values()))
             expected = estimate_forward(model, places, own, dtype, no_split_module_classes, flops=flops)
@@ -172,15 +172,15 @@ def _count_offloaded_bytes(
     return away
 
 
-def _describe(demand: ForwardDemand) -> str:
+def _describe(cost: ForwardCost) -> str:
     """Describe the memory and operations of the example's forward."""
     return (
-        f"the example needs {size_text(demand.activations)} of activations, {size_text(demand.kv_cache)} of keys "
-        f"and values per block, {demand.flops / 1e9:.3g} GFLOP"
+        f"the example needs {size_text(cost.activations)} of activations, {size_text(cost.kv_cache)} of keys "
+        f"and values per block, {cost.flops / 1e9:.3g} GFLOP"
     )
 
 
-def _measure_pace(
+def _measure_speed(
     model: nn.Module,
     places: Mapping[str, Device],
     checkpoint: str | os.PathLike[str],
@@ -191,7 +191,7 @@ def _measure_pace(
     if device_problems(main, "device_map", must_exist=True):
         return None
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    return measure_pace(
+    return measure_speed(
         open_safetensors(checkpoint), to_torch_device(main), own if dtype is None else parse_dtype(dtype)
     )
 

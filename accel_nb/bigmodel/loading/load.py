@@ -1,4 +1,4 @@
-"""Loading of checkpoints into models: each tensor from its file to its device, or left on disk for offloading."""
+"""Loading of checkpoints into models: each tensor is read from its file to its device, or stays on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm
 from accel_nb.runtime.distributed.current_world import current_comm
 
-_MOST_NAMES = 50
+_MAX_NAMES = 50
 """Maximum number of names in one line of an error or warning."""
 _MESSAGE_BYTES = 64 << 20
 
@@ -56,11 +56,11 @@ def load_checkpoint_in_model(
     """Read safetensors (a file, an index, a folder) into a model, each tensor directly to its place in ``device_map``.
 
     Tensors on ``disk`` stay in the files, and on the meta device in the model. Floating-point tensors are converted to
-    ``dtype``, else to that of the model's tensor; those of modules in ``keep_in_fp32_modules`` to float32. Memory is
-    allocated for the tensors and, for conversion and copies to a device, some MiB per thread. With ``mmap``, tensors on
-    the CPU that need no conversion are memory maps of the files instead of copies. The files must not change while the
-    model is used: access to a truncated one ends the process. Mapped tensors are not aligned, so kernels may round
-    differently.
+    ``dtype`` (None: the dtype of the model's tensor), except in modules in ``keep_in_fp32_modules`` (to float32).
+    Memory is allocated for the tensors and, for conversion and copies to a device, some MiB per thread. With ``mmap``,
+    tensors on the CPU that need no conversion are memory maps of the files instead of copies. The files must not change
+    while the model is used: access to a truncated one ends the process. Mapped tensors are not aligned, so kernels may
+    round differently.
 
     All names, shapes and dtypes are checked first. Nothing is loaded if a tensor is missing in the checkpoint and the
     model has no value for it, or if a shape differs. With ``strict``, any missing or unexpected tensor is an error;
@@ -82,7 +82,7 @@ def load_checkpoint_in_model(
     new: list[int] = []
     on_host: list[int] = []
     to_quantize: list[tuple[int, torch.device]] = []
-    for at, (slot, source) in enumerate(matched):
+    for index, (slot, source) in enumerate(matched):
         place = find_place(slot.names[0], device_map) if device_map is not None else None
         if place == "disk" and source is not None and (offload_buffers or not slot.is_buffer):
             slot.replace(model, torch.empty(slot.shape, dtype=slot.dtype, device="meta"))
@@ -91,32 +91,32 @@ def load_checkpoint_in_model(
         place = "cpu" if place == "disk" else place
         device = slot.target_device(None if place is None else to_torch_device(place))
         if slot.layer is not None:
-            to_quantize.append((at, device))
+            to_quantize.append((index, device))
         elif slot.can_fill_in_place(device):
-            targets[at] = slot.tensor.detach()
+            targets[index] = slot.tensor.detach()
         elif device_type(device).is_host and mmap and source is not None and source.dtype == slot.dtype:
             slot.replace(model, source.map())
         elif device_type(device).is_host:
-            on_host.append(at)
+            on_host.append(index)
         else:
-            targets[at] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
-            new.append(at)
-    memory = empty_tensors([(matched[at][0].shape, matched[at][0].dtype) for at in on_host])
+            targets[index] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+            new.append(index)
+    memory = empty_tensors([(matched[index][0].shape, matched[index][0].dtype) for index in on_host])
     targets.update(zip(on_host, memory, strict=True))
-    sources = [matched[at][1] for at in (*targets, *(at for at, _ in to_quantize))]
-    filling = _Filling(comm, sum(source.nbytes for source in sources if source is not None), on_progress)
-    filling.fill([(matched[at][1], targets[at]) for at in sorted(targets)])
-    for at in (*new, *on_host):
-        matched[at][0].replace(model, targets[at])
-    largest = max((matched[at][0].nbytes for at, _ in to_quantize), default=0)
+    sources = [matched[index][1] for index in (*targets, *(index for index, _ in to_quantize))]
+    filler = _TensorFiller(comm, sum(source.nbytes for source in sources if source is not None), on_progress)
+    filler.fill([(matched[index][1], targets[index]) for index in sorted(targets)])
+    for index in (*new, *on_host):
+        matched[index][0].replace(model, targets[index])
+    largest = max((matched[index][0].nbytes for index, _ in to_quantize), default=0)
     buffers: dict[torch.device, Tensor] = {}
-    for at, device in to_quantize:  # one at a time, so that there is only one unquantized weight at any moment
-        slot, source = matched[at]
+    for index, device in to_quantize:  # one at a time, so that there is only one unquantized weight at any moment
+        slot, source = matched[index]
         if device not in buffers:
             on_cpu = empty_tensors([((largest,), torch.uint8)])[0] if device_type(device).is_host else None
             buffers[device] = torch.empty(largest, dtype=torch.uint8, device=device) if on_cpu is None else on_cpu
         weight = buffers[device][: slot.nbytes].view(slot.dtype).view(slot.shape)
-        filling.fill([(source, weight)])
+        filler.fill([(source, weight)])
         assert slot.layer is not None
         slot.layer.quantize_weight(weight)
     return loaded
@@ -146,9 +146,8 @@ def load_checkpoint_and_dispatch(
     """Load safetensors into a model and dispatch it over devices, host memory and disk; returns the model.
 
     ``device_map`` is a mapping, or ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` (see
-    `infer_auto_device_map`); None loads only. Weights on disk stay in the checkpoint's
-    files, without a copy. The other arguments are those of `infer_auto_device_map`,
-    `load_checkpoint_in_model` and `dispatch_model`.
+    `infer_auto_device_map`); None loads only. Weights on disk stay in the checkpoint's files, without a copy. For the
+    other arguments see `infer_auto_device_map`, `load_checkpoint_in_model` and `dispatch_model`.
     """
     if isinstance(device_map, str):
         device_map = plan_device_map(
@@ -192,7 +191,7 @@ _Matched = list[tuple["ModelTensorSlot", FileTensor | None]]
 
 
 @dataclass
-class _Filling:
+class _TensorFiller:
     """Fills tensors from files or by broadcast from rank 0, and reports the progress in bytes."""
 
     comm: Communicator
@@ -259,7 +258,7 @@ def _match_on_ranks(
 
 
 def _check_disk_places(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
-    """Raise `ConfigError` if tensors would stay in files that not all ranks have or that store them unquantized."""
+    """Raise `ConfigError` if tensors would stay in files that some rank lacks, or that store them unquantized."""
     away = [
         slot for slot, _ in matched if device_map is not None and find_place(slot.names[0], device_map) == "disk"
     ]  # fmt: skip
@@ -298,7 +297,7 @@ class ModelTensorSlot:
         return self.tensor.numel() * self.dtype.itemsize
 
     def target_device(self, wanted: torch.device | None) -> torch.device:
-        """Return the device after loading: ``wanted``, else that of the model's tensor."""
+        """Return the device after loading: ``wanted``, else the device of the model's tensor."""
         return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
 
     def can_fill_in_place(self, device: torch.device) -> bool:
@@ -310,9 +309,9 @@ class ModelTensorSlot:
         """Replace the tensor under all its names; a parameter is replaced by one of the same class and attributes."""
         made = clone_parameter_onto(self.tensor, value) if isinstance(self.tensor, nn.Parameter) else value
         for name in self.names:
-            owner, _, leaf = name.rpartition(".")
+            owner, _, attribute = name.rpartition(".")
             module = model.get_submodule(owner)
-            (module._buffers if self.is_buffer else module._parameters)[leaf] = made  # type: ignore[assignment]
+            (module._buffers if self.is_buffer else module._parameters)[attribute] = made  # type: ignore[assignment]
 
 
 def match_tensors(
@@ -417,5 +416,5 @@ def _equal(first: FileTensor, second: FileTensor) -> bool:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

@@ -29,7 +29,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runtime.safetensors_header import SUFFIX
 from accel_nb.runtime.strict_json import parse_strict_json
 
-RECORD = "quantization.json"
+DESCRIPTION_FILE = "quantization.json"
 _VERSION = 1
 _MAX_RECORD_BYTES = 10_000_000
 _FILE_BYTES = 1 << 30
@@ -55,8 +55,8 @@ def quantize_checkpoint(
     """Write a copy of a checkpoint with quantized linear layers, one layer at a time; the model need not fit in memory.
 
     ``model`` was built under `init_empty_weights`; it stays empty, and its linear layers are replaced by quantized ones
-    (if it has such already, ``quantization`` is ignored). Floating-point tensors are converted to ``dtype`` (None: that
-    of the model), except in ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
+    (if it has such already, ``quantization`` is ignored). Floating-point tensors are converted to ``dtype`` (None: the
+    model's dtypes), except in ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
     """
     opened = open_safetensors(checkpoint)
     wanted = None if dtype is None else parse_dtype(dtype)
@@ -87,7 +87,7 @@ def replace_quantized_layers(model: nn.Module, checkpoint: str | os.PathLike[str
     Raises `ConfigError` if ``quantization.json`` is wrong.
     """
     path = Path(checkpoint)
-    record = (path if path.is_dir() else path.parent) / RECORD
+    record = (path if path.is_dir() else path.parent) / DESCRIPTION_FILE
     if not record.is_file():
         return False
     try:
@@ -140,6 +140,6 @@ def _write(named: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path) 
         **asdict(next(iter(layers.values())).quantization),
         "layers": {name: str(layer.dtype).removeprefix("torch.") for name, layer in layers.items()},
     }
-    (folder / RECORD).write_text(json.dumps(record, indent=1))
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(record, indent=1))
     # Last: without an index the folder is not a checkpoint.
     (folder / f"model{SUFFIX}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

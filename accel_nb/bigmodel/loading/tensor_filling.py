@@ -17,7 +17,7 @@ from accel_nb.runtime.process.hardware import num_usable_cores
 Job = tuple[FileTensor, Tensor]
 """A tensor in a file, and the contiguous tensor to fill with it, on any device and of any dtype."""
 
-_MOST_READERS = 8
+_MAX_READERS = 8
 
 
 class Staging:
@@ -73,7 +73,7 @@ def fill_all(jobs: Sequence[Job], on_progress: Callable[[int, int], None] | None
         own.staging.fill(*job)
         return job[0].nbytes
 
-    with ThreadPoolExecutor(min(_MOST_READERS, num_usable_cores()), "accel_nb-load") as pool:
+    with ThreadPoolExecutor(min(_MAX_READERS, num_usable_cores()), "accel_nb-load") as pool:
         waiting = [pool.submit(fill, job) for job in jobs]
         try:
             for ready in as_completed(waiting):

@@ -39,10 +39,10 @@ from accel_nb.runtime.process.hardware import num_usable_cores
 from accel_nb.runtime.safetensors_header import SUFFIX
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
 
-_RECORD = "_accel_nb_dispatched"
-_WHOLE = ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer")
+_RECORD_ATTRIBUTE = "_accel_nb_dispatched"
+_USE_WEIGHTS_OF_CHILDREN = ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer")
 """torch modules that use the weights of their children without calling them."""
-_MOST_READERS = 4
+_MAX_READERS = 4
 _CORES_PER_READER = 4
 _FILE_BYTES = 1 << 30
 _ADAPTER_SHARE = 0.1
@@ -118,7 +118,7 @@ def disk_offload(
 ) -> nn.Module:
     """Write all weights to a folder and compute on ``execution_device`` (None: the first accelerator, else the CPU).
 
-    The files have no names, and end with the model or the process.
+    The files are unnamed: their space is freed with the model or at the end of the process.
     """
     device = _default_device() if execution_device is None else execution_device
     return dispatch_model(
@@ -137,14 +137,14 @@ def remove_hook_from_submodules(model: nn.Module) -> None:
 
     Weights on devices stay there. Does nothing for a model that was not dispatched.
     """
-    record = model.__dict__.get(_RECORD)
+    record = model.__dict__.get(_RECORD_ATTRIBUTE)
     if record is not None:
         record.close()
 
 
 def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and values of a dispatched model's ``state_dict``, on the CPU, one at a time."""
-    record = model.__dict__.get(_RECORD)
+    record = model.__dict__.get(_RECORD_ATTRIBUTE)
     offloaded = {} if record is None else {name: weight for weight in record.weights for name in weight.aliases}
     for name, tensor in model.state_dict(keep_vars=True).items():
         yield name, (read_weight(offloaded[name]) if name in offloaded else tensor.detach().cpu())
@@ -152,13 +152,13 @@ def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def has_offloaded_params(model: nn.Module) -> bool:
     """Return whether a model has weights that are loaded for each forward."""
-    record = model.__dict__.get(_RECORD)
+    record = model.__dict__.get(_RECORD_ATTRIBUTE)
     return record is not None and bool(record.weights)
 
 
 def get_dispatch_record(model: nn.Module) -> DispatchRecord:
-    """Return the record of what `dispatch_model` changed; raises `MisuseError` for a model that was not dispatched."""
-    record = model.__dict__.get(_RECORD)
+    """Return the record of changes by `dispatch_model`; raises `MisuseError` for a model that was not dispatched."""
+    record = model.__dict__.get(_RECORD_ATTRIBUTE)
     if record is None:
         raise MisuseError("the model was not dispatched; call dispatch_model or load_checkpoint_and_dispatch first")
     return record
@@ -166,13 +166,13 @@ def get_dispatch_record(model: nn.Module) -> DispatchRecord:
 
 def get_prefetcher(model: nn.Module) -> WeightPrefetcher | None:
     """Return the prefetcher of a dispatched model, with its counters; None if nothing is offloaded."""
-    record = model.__dict__.get(_RECORD)
+    record = model.__dict__.get(_RECORD_ATTRIBUTE)
     return None if record is None else record.prefetcher
 
 
 @dataclass(eq=False)
 class ModuleWeights:
-    """The offloaded weights of one module, without those of its submodules."""
+    """The offloaded weights of one module, without its submodules."""
 
     groups: list[WeightGroup] = field(default_factory=list)
     """The groups with these weights; several only for a module in several blocks."""
@@ -188,7 +188,7 @@ class DispatchRecord:
     prefetcher: WeightPrefetcher | None = None
     weights: list[OffloadedWeight] = field(default_factory=list)
     modules: dict[nn.Module, ModuleWeights] = field(default_factory=dict)
-    """The modules that have offloaded weights of their own."""
+    """The modules with direct offloaded weights, not only weights of submodules."""
     compute_devices: dict[str, torch.device] = field(default_factory=dict)
     """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
@@ -199,14 +199,14 @@ class DispatchRecord:
             raise MisuseError("a dispatched model cannot be copied; call remove_hook_from_submodules(model) first")
         return DispatchRecord(copy.deepcopy(self.model, memo), compute_devices=dict(self.compute_devices))
 
-    def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace a module's forward by ``make(forward)``."""
+    def wrap(self, module: nn.Module, make_forward: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace a module's forward by ``make_forward(forward)``."""
         inner = module.forward
         self._wrapped.append((module, module.__dict__.get("forward")))
-        module.forward = functools.wraps(inner)(make(inner))
+        module.forward = functools.wraps(inner)(make_forward(inner))
 
     def begin_pipeline(self) -> None:
-        """Undo an earlier pipeline; the forwards that are replaced from now on are those of a new one."""
+        """Undo an earlier pipeline; forwards that are replaced from now on belong to a new one."""
         if self._pipeline_start is not None:
             self._restore_forwards(self._pipeline_start)
         self._pipeline_start = len(self._wrapped)
@@ -223,9 +223,9 @@ class DispatchRecord:
             if isinstance(weight.placeholder, nn.Parameter):
                 value = clone_parameter_onto(weight.placeholder, value).requires_grad_(weight.was_trainable)
             value = made.setdefault(weight.name, value)
-            for holder, leaf in weight.holders:
-                holder[leaf] = value
-        del self.model.__dict__[_RECORD]
+            for holder, key in weight.holders:
+                holder[key] = value
+        del self.model.__dict__[_RECORD_ATTRIBUTE]
 
     def _restore_forwards(self, start: int) -> None:
         """Undo the replacements of forwards from number ``start`` on."""
@@ -260,11 +260,11 @@ def _dispatch(
     transfer: WeightTransfer | None = None,
 ) -> nn.Module:
     """Implement `dispatch_model`; a given ``transfer`` is used for weights in host memory on every device."""
-    if _RECORD in model.__dict__:
+    if _RECORD_ATTRIBUTE in model.__dict__:
         raise MisuseError("the model is dispatched already; call remove_hook_from_submodules(model) first")
     check_device_map(model, device_map, must_exist=True)
     tensors = list_tensors(model)
-    tree = ModuleTree(model, tensors, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
+    tree = ModuleTree(model, tensors, [*(find_blocks(model) if blocks is None else blocks), *_USE_WEIGHTS_OF_CHILDREN])
     device = (
         transfer.device if transfer else to_torch_device(main if main is not None else main_device(device_map.values()))
     )
@@ -273,7 +273,7 @@ def _dispatch(
         device_map,
         device,
         offload_buffers,
-        sends_from_cpu=transfer is not None or not device_type(device).is_host,
+        offloads_cpu=transfer is not None or not device_type(device).is_host,
     )
     offloaded = [tensor for tensor in tensors if places.is_offloaded(tensor)]
     sources = _sources(model, tensors, offloaded, places, offload_index or {}, offload_dir)
@@ -285,11 +285,11 @@ def _dispatch(
         if tensor.name not in sources:
             _move(model, tensor, places.device_of(tensor))
     for weight in record.weights:
-        for holder, leaf in weight.holders:
-            holder[leaf] = weight.placeholder
+        for holder, key in weight.holders:
+            holder[key] = weight.placeholder
     record.modules = _weights_of_modules(model, groups)
     if groups:
-        readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
+        readers = max(1, min(_MAX_READERS, num_usable_cores() // _CORES_PER_READER))
         record.prefetcher = WeightPrefetcher(groups, transfer or build_transfer(device), budget, num_readers=readers)
         for group in groups:
             record.wrap(tree.modules[group.name], functools.partial(_with_weights, record.prefetcher, group))
@@ -298,7 +298,7 @@ def _dispatch(
             if module not in called and _is_callable(module):
                 record.wrap(module, functools.partial(_with_weights_if_absent, record.prefetcher, held.groups))
     _wrap_devices(record, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
-    model.__dict__[_RECORD] = record
+    model.__dict__[_RECORD_ATTRIBUTE] = record
     return model
 
 
@@ -310,12 +310,12 @@ class _Placement:
     device_map: Mapping[str, Device]
     main: torch.device
     offload_buffers: bool
-    sends_from_cpu: bool
+    offloads_cpu: bool
 
     def is_offloaded(self, tensor: ModelTensor) -> bool:
         """Return whether a tensor is offloaded, and loaded for each forward."""
         place = str(find_place(tensor.name, self.device_map))
-        if not (place == "disk" or (self.sends_from_cpu and place == "cpu")):
+        if not (place == "disk" or (self.offloads_cpu and place == "cpu")):
             return False
         if tensor.is_buffer:
             owner = self.model.get_submodule(tensor.name.rpartition(".")[0])
@@ -423,7 +423,7 @@ def _group_weights(
     sources: Mapping[str, WeightSource],
     record: DispatchRecord,
 ) -> list[WeightGroup]:
-    """Group offloaded tensors by the module that needs them, in the model's order."""
+    """Group offloaded tensors by the module whose forward needs them, in the model's order."""
     by_owner: dict[str, list[OffloadedWeight]] = {}
     for tensor in offloaded:
         value = _tensor(model, tensor.name)
@@ -449,14 +449,14 @@ def _group_weights(
     order = {name: position for position, name in enumerate(tree.modules)}
     return [
         WeightGroup(
-            owner, weights, rows_only=_is_lookup(tree.modules[owner]), contains_others=bool(tree.children(owner))
+            owner, weights, reads_few_rows=_is_lookup(tree.modules[owner]), contains_others=bool(tree.children(owner))
         )
         for owner, weights in sorted(by_owner.items(), key=lambda item: order[item[0]])
     ]
 
 
 def _called_module(tree: ModuleTree, name: str) -> str:
-    """Return a module's name, or that of its nearest ancestor with a forward: a `nn.ParameterList` is never called."""
+    """Return the name of a module, or of its nearest ancestor with a forward: a `nn.ParameterList` is never called."""
     while name and not _is_callable(tree.modules[name]):
         name = name.rpartition(".")[0]
     return name
@@ -472,9 +472,9 @@ def _weights_of_modules(model: nn.Module, groups: Sequence[WeightGroup]) -> dict
     found: dict[nn.Module, ModuleWeights] = {}
     for group in groups:
         for weight in group.weights:
-            for holder, leaf in weight.holders:
+            for holder, key in weight.holders:
                 own = found.setdefault(owners[id(holder)], ModuleWeights())
-                own.weights.setdefault(leaf, weight)
+                own.weights.setdefault(key, weight)
                 if group not in own.groups:
                     own.groups.append(group)
     return found
@@ -486,7 +486,7 @@ def _is_lookup(module: nn.Module) -> bool:
 
 
 def _budget(groups: Sequence[WeightGroup], buffer_bytes: int | str | None) -> int:
-    """Return the bytes of buffers: as given, else twice the largest group and all that contain others."""
+    """Return the bytes of buffers: ``buffer_bytes``, else twice the largest group plus all that contain others."""
     largest = max(groups, key=lambda group: group.nbytes, default=None)
     if largest is None:
         return 0
@@ -511,16 +511,16 @@ def _bypass_cache_if_too_small(sources: Iterable[WeightSource]) -> None:
 
 
 def _tensor(model: nn.Module, name: str) -> Tensor:
-    holder, leaf = _place(model, name)
-    return holder[leaf]
+    holder, key = _place(model, name)
+    return holder[key]
 
 
 def _place(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """Return the dictionary of a module that holds a tensor, and its key there."""
-    owner, _, leaf = name.rpartition(".")
+    owner, _, key = name.rpartition(".")
     module = model.get_submodule(owner)
-    holder: dict[str, Any] = module._parameters if leaf in module._parameters else module._buffers
-    return holder, leaf
+    holder: dict[str, Any] = module._parameters if key in module._parameters else module._buffers
+    return holder, key
 
 
 def _move(model: nn.Module, tensor: ModelTensor, device: torch.device) -> None:
@@ -533,8 +533,8 @@ def _move(model: nn.Module, tensor: ModelTensor, device: torch.device) -> None:
         value.data = moved
         return
     for name in tensor.names:
-        holder, leaf = _place(model, name)
-        holder[leaf] = moved
+        holder, key = _place(model, name)
+        holder[key] = moved
 
 
 def _with_weights(prefetcher: WeightPrefetcher, group: WeightGroup, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -544,9 +544,9 @@ def _with_weights(prefetcher: WeightPrefetcher, group: WeightGroup, inner: Calla
         prefetcher.acquire(group)
         try:
             if not torch.is_grad_enabled():
-                return prefetcher.without_views(group, inner(*args, **kwargs))
+                return prefetcher.copy_views(group, inner(*args, **kwargs))
             with saved_tensors_hooks(*prefetcher.saved_tensors_hooks(group)):
-                return prefetcher.without_views(group, inner(*args, **kwargs))
+                return prefetcher.copy_views(group, inner(*args, **kwargs))
         finally:
             prefetcher.release(group)
 
@@ -560,7 +560,7 @@ def _with_weights_if_absent(
     loading = _with_weights(prefetcher, groups[0], inner)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return inner(*args, **kwargs) if prefetcher.holds_any(groups) else loading(*args, **kwargs)
+        return inner(*args, **kwargs) if prefetcher.has_acquired_any(groups) else loading(*args, **kwargs)
 
     return forward
 
@@ -596,13 +596,13 @@ def _with_recorded_order(prefetcher: WeightPrefetcher, inner: Callable[..., Any]
 
 
 def _with_moved_inputs(
-    device: torch.device, skip_keys: Sequence[str], restores_device: bool, inner: Callable[..., Any]
+    device: torch.device, skip_keys: Sequence[str], moves_output_back: bool, inner: Callable[..., Any]
 ) -> Any:
     """Return a forward that moves inputs to a device, and the output back to the device of the first input."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         left = {key: kwargs[key] for key in skip_keys if key in kwargs}
-        first = next(iter(find_tensors((args, kwargs))), None) if restores_device else None
+        first = next(iter(find_tensors((args, kwargs))), None) if moves_output_back else None
         args, kwargs = to_device((args, {key: value for key, value in kwargs.items() if key not in left}), device)
         output = inner(*args, **kwargs, **left)
         return output if first is None else to_device(output, first.device)

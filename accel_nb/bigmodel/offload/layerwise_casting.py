@@ -52,7 +52,7 @@ def attach_layerwise_casting_hooks(
 class _CastingForward:
     """The forward of a layer that uses its weights in ``dtype``; several threads may run it at once.
 
-    An object, since copies and pickles of the layer must have a forward of their own.
+    An object, since copies and pickles of the layer must have their own forward.
     """
 
     def __init__(self, layer: nn.Module, dtype: torch.dtype, inner: Callable[..., Any]) -> None:

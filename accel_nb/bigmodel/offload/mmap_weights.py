@@ -1,4 +1,4 @@
-"""Weights used in place: tensors over memory-mapped pages of files in the page cache, without a copy."""
+"""Weights that are used without a copy: tensors over memory-mapped pages of files in the page cache."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class FileRange:
 
 def merge_ranges(tensors: Sequence[FileTensor]) -> Iterator[tuple[FileRange, list[int]]]:
     """Yield ranges of files, and the indices of the tensors in each."""
-    order = sorted(range(len(tensors)), key=lambda at: (id(tensors[at].file), tensors[at].offset))
+    order = sorted(range(len(tensors)), key=lambda index: (id(tensors[index].file), tensors[index].offset))
     file_range: FileRange | None = None
     inside: list[int] = []
-    for at in order:
-        if file_range is None or not file_range.extend_by(tensors[at]):
+    for index in order:
+        if file_range is None or not file_range.extend_by(tensors[index]):
             if file_range is not None:
                 yield file_range, inside
-            file_range, inside = FileRange(tensors[at]), []
-        inside.append(at)
+            file_range, inside = FileRange(tensors[index]), []
+        inside.append(index)
     if file_range is not None:
         yield file_range, inside
 
@@ -81,36 +81,36 @@ class PageLease:
             self._leased.pop().release_lease()
 
 
-def can_lease(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
+def can_lease(tensors: Sequence[FileTensor], *, reads_few_rows: bool = False) -> bool:
     """Return whether tensors are in the page cache, aligned as CPU kernels need it, and in files that support leases.
 
-    ``rows_only``: only few rows are looked up, which reads few pages, and copies rows without arithmetic. Then the
+    ``reads_few_rows``: only few rows are looked up, which reads few pages, and copies rows without arithmetic. Then the
     offsets need to be multiples of the item sizes only.
     """
     if not all(file.can_lease() for file in {tensor.file for tensor in tensors}):
         return False
     if any(tensor.offset % tensor.dtype.itemsize for tensor in tensors):  # torch views no such bytes in another dtype
         return False
-    if rows_only:
+    if reads_few_rows:
         return True
     is_aligned = all(tensor.offset % ALIGNMENT == 0 for tensor in tensors)
     return (is_aligned or is_alignment_irrelevant()) and are_cached(tensors)
 
 
-def lease_pages(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> PageLease:
-    """Return tensors over mapped pages, all read at once (``rows_only``: on access).
+def lease_pages(tensors: Sequence[FileTensor], *, reads_few_rows: bool = False) -> PageLease:
+    """Return tensors over mapped pages, all read at once (``reads_few_rows``: on access).
 
     Pages are copied on write; the files do not change. Raises `OSError` for files that cannot be read or were
     truncated.
     """
     mapped: dict[int, Tensor] = {}
     for file_range, inside in merge_ranges(tensors):
-        pages = file_range.file.map_part(file_range.begin, file_range.end - file_range.begin, whole=not rows_only)
-        for at in inside:
-            begin = tensors[at].offset - file_range.begin
-            part = pages[begin : begin + tensors[at].nbytes]
-            mapped[at] = part.view(tensors[at].dtype).view(tensors[at].shape)
-    return PageLease([mapped[at] for at in range(len(tensors))], list({tensor.file for tensor in tensors}))
+        pages = file_range.file.map_part(file_range.begin, file_range.end - file_range.begin, whole=not reads_few_rows)
+        for index in inside:
+            begin = tensors[index].offset - file_range.begin
+            part = pages[begin : begin + tensors[index].nbytes]
+            mapped[index] = part.view(tensors[index].dtype).view(tensors[index].shape)
+    return PageLease([mapped[index] for index in range(len(tensors))], list({tensor.file for tensor in tensors}))
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Prefetch of offloaded weights into a bounded set of buffers, in the order that earlier forwards used them.
 
-A `WeightGroup` has the weights that a forward needs at once: those of a block, or of a module with weights of its own.
+A `WeightGroup` has the weights that a forward needs at once: the weights of a block, or the direct weights of a module.
 Groups are read in the order of their next use, unless the transfer does not benefit from prefetch. The group whose next
-use is last is evicted first, so that buffers beyond those of the prefetch retain some groups until the next forward.
+use is last is evicted first, so that buffers that the prefetch does not need retain some groups until the next forward.
 """
 
 from __future__ import annotations
@@ -59,11 +59,16 @@ class WeightGroup:
     """The tensors that a module's forward needs at once."""
 
     def __init__(
-        self, name: str, weights: Sequence[OffloadedWeight], *, rows_only: bool = False, contains_others: bool = False
+        self,
+        name: str,
+        weights: Sequence[OffloadedWeight],
+        *,
+        reads_few_rows: bool = False,
+        contains_others: bool = False,
     ) -> None:
         self.name = name
         self.weights = tuple(weights)
-        self.rows_only = rows_only
+        self.reads_few_rows = reads_few_rows
         """Whether a forward only looks up few rows of its tensors."""
         self.contains_groups = contains_others
         """Whether other groups are acquired and released during its forward."""
@@ -89,7 +94,7 @@ class _Buffer:
 
 @dataclass(eq=False)
 class _Residency:
-    """The state of a group in a buffer."""
+    """A group that is in a buffer, or is read into it."""
 
     buffer: _Buffer
     state: Literal["filling", "ready", "stale", "failed"] = "filling"
@@ -100,7 +105,7 @@ class _Residency:
     versions: list[int] = field(default_factory=list)
     """Version counters of its tensors when they were installed in the modules."""
     is_installed: bool = False
-    placed: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    installed_entries: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     """The entries of modules, by the id of the dict and the key, that have its tensors."""
 
 
@@ -117,7 +122,7 @@ class _ThreadState(threading.local):
 class WeightPrefetcher:
     """Loads the weights of groups for the forwards that need them; several threads may compute at once.
 
-    ``budget`` limits the buffers, in bytes. It is exceeded only while the groups in use need more, as those of several
+    ``budget`` limits the buffers, in bytes. It is exceeded only while the groups in use need more, as several
     concurrent forwards may.
     """
 
@@ -215,7 +220,7 @@ class WeightPrefetcher:
             raise
         self._thread_state.held.append(group)
 
-    def holds_any(self, groups: Sequence[WeightGroup]) -> bool:
+    def has_acquired_any(self, groups: Sequence[WeightGroup]) -> bool:
         """Return whether the calling thread has acquired one of the groups and not released it."""
         held = self._thread_state.held
         return any(group in held for group in groups)
@@ -227,19 +232,19 @@ class WeightPrefetcher:
             residency = self._residencies[group]
             if (
                 residency.buffer.memory is not None
-                and (mark := self._transfer.record_use(residency.buffer.memory)) is not None
+                and (event := self._transfer.record_use(residency.buffer.memory)) is not None
             ):
-                residency.buffer.events.append(mark)
+                residency.buffer.events.append(event)
             residency.users -= 1
             self._drop_if_unused(group, residency)
             if self._upcoming.get(threading.get_ident()):  # groups that were not retained have freed their space
                 self._request_upcoming(self._budget)
 
     def saved_tensors_hooks(self, group: WeightGroup) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-        """Return hooks for the forward of a group that this thread has acquired.
+        """Return hooks for saved tensors, for the forward of a group that this thread has acquired.
 
-        By them autograd saves references to the tensors of this and of other acquired groups, and reads these again in
-        backward.
+        With them autograd saves references in place of the tensors of this and of other acquired groups; the backward
+        pass reads these tensors again.
         """
         spans = [span for held in {*self._thread_state.held, group} for span in self._spans(held)]
 
@@ -250,12 +255,12 @@ class WeightPrefetcher:
             if tensor.is_conj() or tensor.is_neg():  # views by a flag, which a reference does not have
                 return tensor.clone()
             offset = tensor.data_ptr() - span.begin
-            return _SavedReference(span.group, span.at, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+            return _SavedReference(span.group, span.index, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
 
         return pack, self._fetch
 
-    def without_views(self, group: WeightGroup, output: Any) -> Any:
-        """Return a forward's output with copies of tensors that are views of the group's, which are freed after it."""
+    def copy_views(self, group: WeightGroup, output: Any) -> Any:
+        """Return a forward's output, with copies in place of views of the group's tensors, which are freed after it."""
         spans = self._spans(group)
         if all(self._find_span(tensor, spans) is None for tensor in find_tensors(output)):
             return output
@@ -273,10 +278,10 @@ class WeightPrefetcher:
     def _spans(self, group: WeightGroup) -> list[_Span]:
         """Return the addresses of an acquired group's tensors."""
         views = self._residencies[group].buffer.views[group]
-        return [_Span(view.data_ptr(), view.data_ptr() + view.nbytes, group, at) for at, view in enumerate(views)]
+        return [_Span(view.data_ptr(), view.data_ptr() + view.nbytes, group, index) for index, view in enumerate(views)]
 
     def _find_span(self, tensor: Tensor, spans: Sequence[_Span]) -> _Span | None:
-        """Return the span of which a tensor is a view, if there is one."""
+        """Return the span that holds a tensor's first byte; None if there is none."""
         # Devices themselves are not equal: tensors on "cuda" have the device "cuda:0".
         if device_type(tensor.device) is not self._device_type or tensor.layout is not torch.strided:
             return None
@@ -288,7 +293,7 @@ class WeightPrefetcher:
             return reference
         self.acquire(reference.group)
         try:
-            view = self._residencies[reference.group].buffer.views[reference.group][reference.at].detach()
+            view = self._residencies[reference.group].buffer.views[reference.group][reference.index].detach()
             flat = view.reshape(-1).view(torch.uint8)[reference.offset :]
             flat = flat[: flat.numel() // reference.dtype.itemsize * reference.dtype.itemsize].view(reference.dtype)
             return flat.as_strided(reference.shape, reference.stride, flat.storage_offset()).clone()
@@ -399,20 +404,20 @@ class WeightPrefetcher:
 
     def _lease(self, group: WeightGroup, buffer: _Buffer) -> None:
         """Lease the group's tensors in place."""
-        page_lease = lease_weights([weight.source for weight in group.weights], rows_only=group.rows_only)
+        page_lease = lease_weights([weight.source for weight in group.weights], reads_few_rows=group.reads_few_rows)
         with torch.inference_mode(False):  # the tensors outlive the caller's inference mode
             views = [_view(weight, tensor) for weight, tensor in zip(group.weights, page_lease.tensors, strict=True)]
         buffer.lease, buffer.views = page_lease, {group: views}
 
     def _copy(self, group: WeightGroup, buffer: _Buffer) -> Any:
         """Fill the memory of a buffer and return the transfer's handle."""
-        marks, buffer.events = buffer.events, []
+        events, buffer.events = buffer.events, []
         if group not in buffer.views:
             assert buffer.memory is not None
             with torch.inference_mode(False):
                 buffer.views = {**buffer.views, group: _views(group, buffer.memory)}
         jobs = [(weight.source, view.detach()) for weight, view in zip(group.weights, buffer.views[group], strict=True)]
-        return self._transfer.fill(jobs, marks)
+        return self._transfer.fill(jobs, events)
 
     def _can_lease(self, group: WeightGroup) -> bool:
         """Return whether the group can be used in place; its files cannot be written to meanwhile."""
@@ -420,7 +425,7 @@ class WeightPrefetcher:
             return False
         return all(
             weight.source.dtype == weight.placeholder.dtype for weight in group.weights
-        ) and self._transfer.can_lease([weight.source for weight in group.weights], rows_only=group.rows_only)
+        ) and self._transfer.can_lease([weight.source for weight in group.weights], reads_few_rows=group.reads_few_rows)
 
     def _drop_if_unused(self, group: WeightGroup, residency: _Residency) -> None:
         """Remove an unused group from the modules; it is retained in its buffer if that is valid and in budget."""
@@ -459,11 +464,11 @@ class WeightPrefetcher:
         if memory is None:
             return _Buffer(group.nbytes, None)
         # The allocator may return memory that earlier computations still read.
-        mark = self._transfer.record_use(memory)
-        return _Buffer(group.nbytes, memory, events=[] if mark is None else [mark])
+        event = self._transfer.record_use(memory)
+        return _Buffer(group.nbytes, memory, events=[] if event is None else [event])
 
     def _idle_for(self, group: WeightGroup, in_place: bool) -> _Buffer | None:
-        """Return the smallest unused buffer that is large enough; None if the group is used in place."""
+        """Return the smallest unused buffer that is large enough, if any; None if the group is used in place."""
         fitting = [] if in_place else [buffer for buffer in self._idle if buffer.nbytes >= group.nbytes]
         return min(fitting, key=lambda buffer: buffer.nbytes, default=None)
 
@@ -491,7 +496,7 @@ class WeightPrefetcher:
                     return
 
     def _distance(self, group: WeightGroup) -> int:
-        """Return the number of groups until this one is needed, in the expected order."""
+        """Return how many groups later this one is needed, in the expected order."""
         places = self._positions.get(group)
         if not places:
             return len(self._order) + 1
@@ -504,22 +509,22 @@ class WeightPrefetcher:
         self._place(group, residency)
 
     def _place(self, group: WeightGroup, residency: _Residency) -> None:
-        """Put the tensors into the entries of modules, except where another group in use has put its own."""
+        """Put the tensors into the modules, except where another group in use has put its own."""
         for weight, view in zip(group.weights, residency.buffer.views[group], strict=True):
-            for holder, leaf in weight.holders:
-                if holder[leaf] is weight.placeholder:
-                    holder[leaf] = view
-                    residency.placed.add((id(holder), leaf))
+            for holder, key in weight.holders:
+                if holder[key] is weight.placeholder:
+                    holder[key] = view
+                    residency.installed_entries.add((id(holder), key))
 
     def _uninstall(self, group: WeightGroup, residency: _Residency) -> None:
         residency.is_installed = False
-        placed, residency.placed = residency.placed, set()
+        installed_entries, residency.installed_entries = residency.installed_entries, set()
         for weight, view, version in zip(group.weights, residency.buffer.views[group], residency.versions, strict=True):
             now = view
-            for holder, leaf in weight.holders:
-                if (id(holder), leaf) in placed:
-                    now = holder[leaf] if holder[leaf] is not view else now
-                    holder[leaf] = weight.placeholder
+            for holder, key in weight.holders:
+                if (id(holder), key) in installed_entries:
+                    now = holder[key] if holder[key] is not view else now
+                    holder[key] = weight.placeholder
             if now is not view or view._version != version:
                 if now.shape != view.shape or now.dtype != view.dtype:
                     raise MisuseError(
@@ -535,12 +540,12 @@ class WeightPrefetcher:
 
 
 def _sharing_groups(groups: Sequence[WeightGroup]) -> dict[WeightGroup, list[WeightGroup]]:
-    """Return for each group those that have weights of the same modules, as of a layer that several blocks contain."""
+    """Return for each group the other groups with weights of the same modules, such as a layer in several blocks."""
     users: dict[tuple[int, str], list[WeightGroup]] = {}
     for group in groups:
         for weight in group.weights:
-            for holder, leaf in weight.holders:
-                users.setdefault((id(holder), leaf), []).append(group)
+            for holder, key in weight.holders:
+                users.setdefault((id(holder), key), []).append(group)
     found: dict[WeightGroup, dict[WeightGroup, None]] = {}
     for sharing in users.values():
         for group in sharing if len(sharing) > 1 else ():
@@ -560,20 +565,20 @@ def _stop_readers(is_stopped: threading.Event, changed: threading.Condition, rea
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The addresses of a group's tensor number ``at``, from ``begin`` to before ``end``."""
+    """The addresses of tensor ``index`` of a group, from ``begin`` up to but not including ``end``."""
 
     begin: int
     end: int
     group: WeightGroup
-    at: int
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
 class _SavedReference:
-    """A tensor saved by autograd: a view of a group's tensor number ``at``; ``offset`` in bytes."""
+    """A tensor saved by autograd: a view of tensor ``index`` of a group, ``offset`` bytes from its start."""
 
     group: WeightGroup
-    at: int
+    index: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]

@@ -23,7 +23,7 @@ from accel_nb.bigmodel.offload.mmap_weights import PageLease
 from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, FileTensor
 from accel_nb.runtime.devices.registry import device_type
 
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 _DISK_THREADS = 4
 """Concurrent reads that saturate a disk; threads that wait for it do not occupy a core."""
 
@@ -55,7 +55,7 @@ WeightSource = FileTensor | HostTensor
 
 
 class WeightTransfer(Protocol):
-    """Fills buffers with weights; methods are in the order of a buffer's life cycle."""
+    """Fills buffers with weights; the methods are in the order in which they are called for a buffer."""
 
     @property
     def device(self) -> torch.device:
@@ -66,10 +66,10 @@ class WeightTransfer(Protocol):
         """Return a new buffer of bytes."""
         ...
 
-    def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
+    def can_lease(self, sources: Sequence[WeightSource], *, reads_few_rows: bool = False) -> bool:
         """Return whether kernels can use tensors in place, without a buffer; `lease_weights` returns them then.
 
-        ``rows_only``: only few rows of each are looked up.
+        ``reads_few_rows``: only few rows of each are looked up.
         """
         ...
 
@@ -82,7 +82,7 @@ class WeightTransfer(Protocol):
         ...
 
     def wait(self, handle: Any) -> None:
-        """Order the calling thread's computation after the fill."""
+        """Make the computation that the calling thread queues from now on wait for the fill."""
         ...
 
     def record_use(self, buffer: Tensor) -> Any:
@@ -90,10 +90,10 @@ class WeightTransfer(Protocol):
         ...
 
 
-def lease_weights(sources: Sequence[WeightSource], *, rows_only: bool = False) -> PageLease:
+def lease_weights(sources: Sequence[WeightSource], *, reads_few_rows: bool = False) -> PageLease:
     """Return weights in place: mapped pages of files, or host memory; requires `can_lease`. Any thread may call."""
     page_lease = mmap_weights.lease_pages(
-        [source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only
+        [source for source in sources if isinstance(source, FileTensor)], reads_few_rows=reads_few_rows
     )
     pages = iter(page_lease.tensors)
     page_lease.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
@@ -110,16 +110,16 @@ class HostTransfer:
     device = torch.device("cpu")
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self._num_threads = num_threads or min(_MOST_THREADS, torch.get_num_threads())
+        self._num_threads = num_threads or min(_MAX_THREADS, torch.get_num_threads())
 
     def allocate(self, nbytes: int) -> Tensor:
         """Return memory in huge pages where the system supports them."""
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
-    def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
+    def can_lease(self, sources: Sequence[WeightSource], *, reads_few_rows: bool = False) -> bool:
         """Return whether mapped pages of the files, if any, can replace memory."""
         return mmap_weights.can_lease(
-            [source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only
+            [source for source in sources if isinstance(source, FileTensor)], reads_few_rows=reads_few_rows
         )
 
     def benefits_from_prefetch(self, sources: Sequence[WeightSource]) -> bool:
@@ -269,7 +269,7 @@ class _Staging:
 
     buffers: list[Tensor]
     sent: list[Any] = field(default_factory=lambda: [None, None])
-    turn: int = 0
+    index: int = 0
 
 
 class DeviceTransfer:
@@ -285,7 +285,7 @@ class DeviceTransfer:
         """Return device memory."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
+    def can_lease(self, sources: Sequence[WeightSource], *, reads_few_rows: bool = False) -> bool:
         """Return False: devices compute from their own memory."""
         return False
 
@@ -297,8 +297,8 @@ class DeviceTransfer:
         """Read into staging buffers and queue the copies; the handle is an event of the queue."""
         for source, _ in jobs:
             source.advise_read()
-        for mark in events:
-            self._queue.copy_after(mark)
+        for event in events:
+            self._queue.copy_after(event)
         try:
             staging = self._free.pop()
         except IndexError:
@@ -330,16 +330,16 @@ class DeviceTransfer:
         per_chunk = max(1, self._chunk_bytes // out.dtype.itemsize)
         for begin in range(0, flat.numel(), per_chunk):
             count = min(per_chunk, flat.numel() - begin)
-            staging.turn = 1 - staging.turn
-            if staging.sent[staging.turn] is not None:
-                self._queue.synchronize(staging.sent[staging.turn])
-            part = staging.buffers[staging.turn][: count * out.dtype.itemsize].view(out.dtype)
+            staging.index = 1 - staging.index
+            if staging.sent[staging.index] is not None:
+                self._queue.synchronize(staging.sent[staging.index])
+            part = staging.buffers[staging.index][: count * out.dtype.itemsize].view(out.dtype)
             if isinstance(source, HostTensor):
                 part.copy_(source.tensor.reshape(-1)[begin : begin + count])
             else:
                 source.slice(begin, count).read_into(part)
             self._queue.copy(part, flat[begin : begin + count])
-            staging.sent[staging.turn] = self._queue.record_copies()
+            staging.sent[staging.index] = self._queue.record_copies()
 
 
 def build_transfer(device: torch.device) -> WeightTransfer:

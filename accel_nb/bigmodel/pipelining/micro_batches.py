@@ -1,4 +1,4 @@
-"""Pipelining of micro-batches over the devices of a device map in one process."""
+"""Pipeline of micro-batches over the devices of a device map, in one process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
 
 
 class _DeviceLocks:
-    """One lock for each device, which computes one part of the batch at a time; parts start in the batch's order."""
+    """A lock for each device, so that it computes one micro-batch at a time; they start in the batch's order."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = list(devices)

@@ -34,7 +34,7 @@ def prepare_pipeline(
     ranks; ``auto`` cuts before blocks (``no_split_module_classes``; None: those that the model repeats) so that stages
     have about the same size. The examples are a whole batch, which is divided into ``num_chunks`` micro-batches (None:
     as many as ranks); batches of other sizes are padded, or processed in several rounds. Rank 0's inputs are used. The
-    output is that of the last rank, and None elsewhere, unless ``gather_output``. With one rank the model is unchanged.
+    last rank returns the output, the others None, unless ``gather_output``. With one rank the model is unchanged.
 
     torch must be able to trace the model. Raises `ConfigError` or `MisuseError` on every rank.
     """

@@ -56,19 +56,24 @@ class ForwardTime:
     """The time of a forward in a sequence of equal ones, in seconds."""
 
     seconds: float
-    reading: float
-    computing: float
+    read_s: float
+    compute_s: float
 
     def __str__(self) -> str:
-        waiting = max(0.0, self.seconds - self.computing)
+        waiting = max(0.0, self.seconds - self.compute_s)
         return (
-            f"a forward is expected to take {self.seconds:.2g} s: {self.computing:.2g} s of computing and "
-            f"{waiting:.2g} s of waiting for weights, which take {self.reading:.2g} s to read"
+            f"a forward is expected to take {self.seconds:.2g} s: {self.compute_s:.2g} s of computing and "
+            f"{waiting:.2g} s of waiting for weights, which take {self.read_s:.2g} s to read"
         )
 
 
 def forward_time(
-    computing: Sequence[float], reading: Sequence[float], sizes: Sequence[int], budget: int, *, overlaps: bool = True
+    compute_times: Sequence[float],
+    read_times: Sequence[float],
+    sizes: Sequence[int],
+    budget: int,
+    *,
+    overlaps: bool = True,
 ) -> ForwardTime:
     """Return the time of a forward over parts in order, in a sequence of forwards.
 
@@ -81,9 +86,9 @@ def forward_time(
     free = budget
     for _ in range(_FORWARDS):
         before = computed
-        for own, read_s, nbytes in zip(computing, reading, sizes, strict=True):
+        for compute_s, read_s, nbytes in zip(compute_times, read_times, sizes, strict=True):
             if not read_s:
-                computed += own
+                computed += compute_s
                 continue
             start = read if overlaps else computed
             while free < nbytes and buffered:
@@ -91,7 +96,7 @@ def forward_time(
                 free += size
                 start = max(start, computed_at)
             read = start + read_s
-            computed = max(computed, read) + own
+            computed = max(computed, read) + compute_s
             buffered.append((nbytes, computed))
             free -= nbytes
-    return ForwardTime(computed - before, sum(reading), sum(computing))
+    return ForwardTime(computed - before, sum(read_times), sum(compute_times))

@@ -25,7 +25,7 @@ from accel_nb.config.byte_sizes import read_bytes, size_text
 from accel_nb.errors import ConfigError
 
 PLANNING_METHODS = ("auto", "balanced", "balanced_low_0", "sequential")
-_BISECTIONS = 40
+_NUM_BISECTIONS = 40
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def infer_auto_device_map(
     With a ``pace``, the speed of the device and of transfers to it, parts that the first device computes are moved
     between device, cpu and disk as long as that shortens the expected time of a forward: parts with slow transfers stay
     on the device, and transfers overlap with the computation of other parts. ``flops`` are the operations of modules in
-    a forward, by name, as `measure_demand` measures them; without them the time of a module is that of one pass over
+    a forward, by name, as `measure_forward_cost` measures them; without them a module takes the time of one pass over
     its weights, as for one token. ``verbose`` prints the plan.
 
     Raises `ConfigError` with all problems, including a part larger than the device that computes it.
@@ -131,7 +131,7 @@ def get_balanced_memory(
 ) -> dict[Device, int]:
     """Return memory limits that divide the model among the accelerators as evenly as its parts allow.
 
-    With ``low_zero`` the first one receives only what does not fit on the others. Limits do not change if the model
+    With ``low_zero`` the first one receives only parts that do not fit on the others. Limits do not change if the model
     does not fit on the accelerators, or there is only one.
     """
     limits = get_max_memory(max_memory)
@@ -143,23 +143,24 @@ def get_balanced_memory(
     extra = ExtraMemory.parse(activations, kv_cache)
     first, *others = devices
 
-    def fits(caps: Mapping[Device, int]) -> bool:
-        plan = _greedy(tree, {device: caps[device] - extra.activations for device in devices}, extra)
+    def fits(limits: Mapping[Device, int]) -> bool:
+        plan = _place_greedily(tree, {device: limits[device] - extra.activations for device in devices}, extra)
         return "disk" not in plan.places.values()
 
-    def least(capped: Sequence[Device], base: Mapping[Device, int]) -> dict[Device, int]:
-        low, high = 0, max(base[device] for device in capped)
-        for _ in range(_BISECTIONS):
+    def lower(lowered: Sequence[Device], base: Mapping[Device, int]) -> dict[Device, int]:
+        """Lower the limits of some devices to the smallest common one with which the model fits; by bisection."""
+        low, high = 0, max(base[device] for device in lowered)
+        for _ in range(_NUM_BISECTIONS):
             middle = (low + high) // 2
-            if fits({**base, **{device: min(base[device], middle) for device in capped}}):
+            if fits({**base, **{device: min(base[device], middle) for device in lowered}}):
                 high = middle
             else:
                 low = middle + 1
-        return {**base, **{device: min(base[device], high) for device in capped}}
+        return {**base, **{device: min(base[device], high) for device in lowered}}
 
     if not fits(limits):
         return limits
-    return least(others, least([first], limits)) if low_zero else least(devices, limits)
+    return lower(others, lower([first], limits)) if low_zero else lower(devices, limits)
 
 
 def plan_device_map(
@@ -178,7 +179,7 @@ def plan_device_map(
     """Return the device map for ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` on this machine.
 
     Except for ``sequential`` it is the fastest one found for ``pace``, the speed of the device and of transfers to it
-    (None: that of typical hardware).
+    (None: typical hardware).
     """
     if method not in PLANNING_METHODS:
         raise ConfigError(f"device_map {method!r} is unknown; there are {', '.join(PLANNING_METHODS)}, or a dictionary")
@@ -245,11 +246,11 @@ def _plan_with_buffers(
         room["cpu"] = limits["cpu"] - (extra.activations if main == "cpu" else 0)
     if "disk" in limits:
         room["disk"] = limits["disk"]
-    plan = _greedy(tree, room, extra, fallback=fallback)
+    plan = _place_greedily(tree, room, extra, fallback=fallback)
     reserved = -1
     while (needed := _buffer_bytes(tree, plan, main, extra, offload_buffers)) > reserved:
         reserved = needed
-        plan = _greedy(tree, {**room, main: room.get(main, 0) - reserved}, extra, fallback=fallback)
+        plan = _place_greedily(tree, {**room, main: room.get(main, 0) - reserved}, extra, fallback=fallback)
     _refuse_too_large(tree, plan, limits, main, extra)
     return plan
 
@@ -301,7 +302,9 @@ def _refuse_too_large(
         raise ConfigError(problems)
 
 
-def _greedy(tree: ModuleTree, room: Mapping[Device, int], extra: ExtraMemory, *, fallback: bool = False) -> _Plan:
+def _place_greedily(
+    tree: ModuleTree, room: Mapping[Device, int], extra: ExtraMemory, *, fallback: bool = False
+) -> _Plan:
     """Fill the devices in order; parts that fit on none of them are placed on ``disk``."""
     devices = [device for device in room if device != "disk"]
     plan = _Plan(room=dict(room))
@@ -359,17 +362,17 @@ def _search_placement(
     if len(set(found)) > 1:
         for start in arranged.initial_placements():
             found = start if is_better(arranged.time(start), arranged.time(found)) else found
-        evenly = _space_evenly(tree, arranged, found)
-        found = arranged.improve(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
+        spaced = _space_blocks_evenly(tree, arranged, found)
+        found = arranged.improve(found if is_better(arranged.time(found), arranged.time(spaced)) else spaced)
     for part, place in zip(arranged.parts, found, strict=True):
         place_of_leaf.update(dict.fromkeys(part.names, place))
     return place_of_leaf, arranged.time(found)
 
 
-def _space_evenly(tree: ModuleTree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
-    """Exchange places of blocks of one size, so that offloaded ones are evenly spaced: a start for the search.
+def _space_blocks_evenly(tree: ModuleTree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
+    """Exchange the places of blocks of equal size, so that offloaded ones are evenly spaced: a start for the search.
 
-    The bytes at each place do not change.
+    The number of bytes at each place does not change.
     """
     spread = list(places)
     by_size: dict[int, list[int]] = {}
@@ -413,7 +416,7 @@ def _place_if_fits(tree: ModuleTree, part: str, device: Device, plan: _Plan, ext
 
 
 def _merge_entries(tree: ModuleTree, places: Mapping[str, Device]) -> DeviceMap:
-    """Return the map with one entry for a module instead of its parts if these share a place."""
+    """Return the map with one entry for each module whose parts all have the same place."""
 
     def merge(name: str) -> DeviceMap:
         if name in places:
@@ -429,7 +432,7 @@ def _merge_entries(tree: ModuleTree, places: Mapping[str, Device]) -> DeviceMap:
 
 
 def clean_device_map(device_map: DeviceMap, module_name: str = "") -> DeviceMap:
-    """Replace the entries of a module's parts by one for the module if these share a place; changes the map."""
+    """Replace the entries of a module's parts by one for the module if all have the same place; changes the map."""
     below = [name for name in device_map if is_within(name, module_name)]
     places = {str(device_map[name]) for name in below}
     if len(places) == 1 and len(below) > 1:
@@ -447,9 +450,9 @@ def clean_device_map(device_map: DeviceMap, module_name: str = "") -> DeviceMap:
 def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must_exist: bool = False) -> None:
     """Raise `ConfigError` with all problems of a device map.
 
-    That is: devices unknown (with ``must_exist`` also those that this machine lacks), names that the model does not
-    have, tensors that no entry covers, a module in addition to one of its parts, and tensors that are tied across
-    devices.
+    These are unknown devices (with ``must_exist`` also devices that this machine lacks), names that the model does not
+    have, tensors without an entry, an entry for a module and another one for a part of it, and tied tensors on
+    several devices.
     """
     if not isinstance(device_map, Mapping) or not device_map:
         raise ConfigError(

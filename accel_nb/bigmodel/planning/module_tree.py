@@ -53,7 +53,7 @@ class ModuleTree:
     def leaf_parts(self, name: str) -> list[str]:
         """Return the parts of a part that cannot be split further, in the model's order."""
         parts = self.children(name)
-        return [small for part in parts for small in self.leaf_parts(part)] if parts else [name]
+        return [leaf for part in parts for leaf in self.leaf_parts(part)] if parts else [name]
 
     def containing_part(self, tensor: str) -> str:
         """Return the part that a tensor moves with: the outermost block, or module without children, or itself."""
@@ -64,16 +64,16 @@ class ModuleTree:
 
     def parts_sharing_tensors(self, name: str) -> set[str]:
         """Return the part and all that share tensors with it, directly or transitively: they need the same device."""
-        family, waiting = {name}, [name]
+        parts_together, waiting = {name}, [name]
         while waiting:
             for index in self._indices[waiting.pop()]:
                 for alias in self.tensors[index].names:
-                    if any(is_within(alias, member) for member in family):
+                    if any(is_within(alias, member) for member in parts_together):
                         continue
                     holder = self.containing_part(alias)
-                    family.add(holder)
+                    parts_together.add(holder)
                     waiting.append(holder)
-        return family
+        return parts_together
 
 
 def is_within(name: str, part: str) -> bool:

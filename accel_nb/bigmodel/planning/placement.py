@@ -1,4 +1,4 @@
-"""Description of a device map: look-up of places, and the use of each device as a table or bars."""
+"""Description of a device map: look-up of places, and the memory use of each device as a table or bars."""
 
 from __future__ import annotations
 

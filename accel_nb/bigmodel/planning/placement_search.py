@@ -15,11 +15,11 @@ from accel_nb.bigmodel.planning.sizes import Device
 
 NUM_BUFFERS = 2
 """Buffers for offloaded weights, each of the largest part's size: one is computed with while the next is read."""
-_MOST_FORECASTS, _MOST_CHANGES = 1000, 30_000
+_MAX_FORECASTS, _MAX_CHANGES = 1000, 30_000
 """Limits on the time of planning: about half a second for a hundred parts."""
-_LESS = 1e-9
-"""Minimum relative improvement, so that equal arrangements are not exchanged for each other."""
-_READING_WEIGHT = 1e-3
+_MIN_IMPROVEMENT = 1e-9
+"""Minimum relative improvement of the time, so that equally good placements are not exchanged for each other."""
+_READ_TIME_WEIGHT = 1e-3
 """Weight of the read time in comparisons: of two equally long forwards, the one that reads less is better."""
 
 
@@ -37,17 +37,17 @@ class PlacedParts:
 
     names: tuple[str, ...]
     steps: tuple[int, ...]
-    """Its positions in the order of a forward."""
+    """Their positions in the order of a forward."""
     nbytes: int
     resident_bytes: int = 0
-    """Bytes of it (buffers) that stay on the computing device when the rest is offloaded."""
+    """Bytes of them (buffers) that stay on the computing device when the rest is offloaded."""
 
 
 class Arrangement:
     """The parts that one device computes, the steps of a forward, and the free bytes of each place.
 
-    The first key of ``room`` is that device. Steps without a part are computed by other devices. Methods take
-    ``places`` with one entry for each part.
+    The first key of ``room`` is that device; the other keys are the places of offloaded parts. Steps without a part
+    are computed by other devices. Methods take ``places``, one for each part.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Arrangement:
         self._room = room
         self._main = next(iter(room))
         self._pace = pace
-        self._largest = [max((steps[at].nbytes for at in part.steps), default=0) for part in parts]
-        self._from_largest = sorted(range(len(parts)), key=lambda at: -self._largest[at])
+        self._largest = [max((steps[index].nbytes for index in part.steps), default=0) for part in parts]
+        self._from_largest = sorted(range(len(parts)), key=lambda index: -self._largest[index])
 
     def fits(self, places: Sequence[Device]) -> bool:
         """Return whether every place has memory for its parts, and the computing device for buffers too."""
@@ -76,8 +76,8 @@ class Arrangement:
         reading = [0.0] * len(self._steps)
         for part, place in zip(self.parts, places, strict=True):
             if place != self._main:
-                for at in part.steps:
-                    reading[at] = self._steps[at].nbytes / self._pace.bytes_per_s(place)
+                for index in part.steps:
+                    reading[index] = self._steps[index].nbytes / self._pace.bytes_per_s(place)
         return forward_time(
             [step.seconds for step in self._steps],
             reading,
@@ -93,38 +93,38 @@ class Arrangement:
             places = [self._main if largest > size else slowest for largest in self._largest]
             if not self.fits(places):
                 continue
-            for at in self._from_largest:
-                for place in faster if places[at] == slowest else ():
-                    before, places[at] = places[at], place
+            for index in self._from_largest:
+                for place in faster if places[index] == slowest else ():
+                    before, places[index] = places[index], place
                     if self.fits(places):
                         break
-                    places[at] = before
+                    places[index] = before
             yield places
 
     def improve(self, places: Sequence[Device]) -> list[Device]:
         """Return places found by local search: changes of up to three parts that fit and shorten the forward."""
-        best, now = list(places), self.time(places)
+        best, best_time = list(places), self.time(places)
         computing = sum(step.seconds for step in self._steps)
-        reads = [{place: self._reading(at, place) for place in self._room} for at in range(len(best))]
-        changes = list(islice(self._changes(), _MOST_CHANGES))
-        num_left, num_without_gain = _MOST_FORECASTS, 0
-        for change in islice(cycle(changes), 3 * _MOST_CHANGES):
+        reads = [{place: self._reading(index, place) for place in self._room} for index in range(len(best))]
+        changes = list(islice(self._changes(), _MAX_CHANGES))
+        num_left, num_without_gain = _MAX_FORECASTS, 0
+        for change in islice(cycle(changes), 3 * _MAX_CHANGES):
             if num_without_gain == len(changes) or not num_left:
                 break
             num_without_gain += 1
-            reading = now.reading
-            for at, place in change:
-                reading += reads[at][place] - reads[at][best[at]]
-            least = max(computing, reading) if self._pace.reads_beside else computing + reading
-            if not is_better(ForwardTime(least, reading, computing), now):
+            reading = best_time.read_s
+            for index, place in change:
+                reading += reads[index][place] - reads[index][best[index]]
+            lower_bound = max(computing, reading) if self._pace.reads_beside else computing + reading
+            if not is_better(ForwardTime(lower_bound, reading, computing), best_time):
                 continue
             other = list(best)
-            for at, place in change:
-                other[at] = place
+            for index, place in change:
+                other[index] = place
             if self.fits(other):
                 num_left -= 1
-                if is_better(found := self.time(other), now):
-                    best, now, num_without_gain = other, found, 0
+                if is_better(found := self.time(other), best_time):
+                    best, best_time, num_without_gain = other, found, 0
         return best
 
     def _changes(self) -> Iterator[Sequence[tuple[int, Device]]]:
@@ -134,25 +134,25 @@ class Arrangement:
                 for places in product(self._room, repeat=count):
                     yield tuple(zip(chosen, places, strict=True))
 
-    def _reading(self, at: int, place: Device) -> float:
+    def _reading(self, index: int, place: Device) -> float:
         if place == self._main:
             return 0.0
-        return sum(self._steps[step].nbytes for step in self.parts[at].steps) / self._pace.bytes_per_s(place)
+        return sum(self._steps[step].nbytes for step in self.parts[index].steps) / self._pace.bytes_per_s(place)
 
     def _buffers(self, places: Sequence[Device]) -> int:
         """Return the bytes of buffers for offloaded weights."""
-        away = (at for at in self._from_largest if places[at] != self._main)
-        largest = next(away, None)
+        offloaded = (index for index in self._from_largest if places[index] != self._main)
+        largest = next(offloaded, None)
         if largest is None:
             return 0
-        is_alone = len(self.parts[largest].steps) == 1 and next(away, None) is None
+        is_alone = len(self.parts[largest].steps) == 1 and next(offloaded, None) is None
         return (1 if is_alone else NUM_BUFFERS) * self._largest[largest]
 
 
-def is_better(one: ForwardTime, other: ForwardTime) -> bool:
-    """Return whether the forward of one arrangement is better than that of another."""
-    cost = other.seconds + _READING_WEIGHT * other.reading
-    return one.seconds + _READING_WEIGHT * one.reading < cost * (1 - _LESS)
+def is_better(first: ForwardTime, second: ForwardTime) -> bool:
+    """Return whether one forward time is better than another."""
+    cost = second.seconds + _READ_TIME_WEIGHT * second.read_s
+    return first.seconds + _READ_TIME_WEIGHT * first.read_s < cost * (1 - _MIN_IMPROVEMENT)
 
 
 def build_arrangement(
@@ -164,28 +164,38 @@ def build_arrangement(
     *,
     offload_buffers: bool,
 ) -> Arrangement:
-    """Return the `Arrangement` of a model; ``places`` are those of the smallest parts of the tree.
+    """Return the `Arrangement` of a model, from the place of each part that cannot be split further.
 
-    ``flops`` are those of modules, by name; the time of a part without an entry is one pass over its weights.
+    ``flops`` are the operations of modules, by name; a part without an entry takes the time of one pass over its
+    weights.
     """
     order = tree.leaf_parts("")
     steps: list[ForwardStep] = []
     for name in order:
-        held = [tree.tensors[index] for index in tree.tensor_indices(name)]
-        nbytes = sum(align_up(one.nbytes) for one in held if offload_buffers or not one.is_buffer)
+        tensors_of_part = [tree.tensors[index] for index in tree.tensor_indices(name)]
+        nbytes = sum(align_up(tensor.nbytes) for tensor in tensors_of_part if offload_buffers or not tensor.is_buffer)
         # An embedding reads few rows of its table.
-        touched = 0 if isinstance(tree.modules.get(name), nn.Embedding) else nbytes
-        steps.append(ForwardStep(nbytes, pace.seconds(flops.get(name, 0), touched)))
+        bytes_read = 0 if isinstance(tree.modules.get(name), nn.Embedding) else nbytes
+        steps.append(ForwardStep(nbytes, pace.seconds(flops.get(name, 0), bytes_read)))
     parts: list[PlacedParts] = []
     known: set[str] = set()
     for name in order:
         if name in known or places[name] not in room:
             continue
-        family = {name, *(other for other in tree.parts_sharing_tensors(name) if other in places)}
-        known |= family
-        inside = [tree.tensors[index] for index in set().union(*(tree.tensor_indices(other) for other in family))]
-        staying = sum(held.nbytes for held in inside if held.is_buffer and not offload_buffers)
-        nbytes = sum(align_up(held.nbytes) for held in inside)
-        own = tuple(at for at, other in enumerate(order) if other in family)
-        parts.append(PlacedParts(tuple(sorted(family, key=lambda other: (other != name, other))), own, nbytes, staying))
+        parts_together = {name, *(other for other in tree.parts_sharing_tensors(name) if other in places)}
+        known |= parts_together
+        group_tensors = [
+            tree.tensors[index] for index in set().union(*(tree.tensor_indices(other) for other in parts_together))
+        ]
+        resident_bytes = sum(tensor.nbytes for tensor in group_tensors if tensor.is_buffer and not offload_buffers)
+        nbytes = sum(align_up(tensor.nbytes) for tensor in group_tensors)
+        positions = tuple(index for index, other in enumerate(order) if other in parts_together)
+        parts.append(
+            PlacedParts(
+                tuple(sorted(parts_together, key=lambda other: (other != name, other))),
+                positions,
+                nbytes,
+                resident_bytes,
+            )
+        )
     return Arrangement(parts, steps, room, pace)

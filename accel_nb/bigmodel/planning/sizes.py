@@ -49,7 +49,7 @@ def list_tensors(
     dtype: torch.dtype | str | None = None,
     special_dtypes: Mapping[str, torch.dtype | str] | None = None,
 ) -> list[ModelTensor]:
-    """Return parameters and buffers in the model's order; tied ones are one entry. ``dtype`` is for floating point."""
+    """Return parameters and buffers in the model's order, tied ones once; ``dtype`` applies to floating-point ones."""
     wanted = None if dtype is None else parse_dtype(dtype)
     special = {name: parse_dtype(own) for name, own in (special_dtypes or {}).items()}
     groups: dict[int, tuple[Tensor, list[str], bool]] = {}
@@ -74,7 +74,7 @@ def compute_module_sizes(
     special_dtypes: Mapping[str, torch.dtype | str] | None = None,
     buffers_only: bool = False,
 ) -> dict[str, int]:
-    """Return the bytes of the model (``""``), its modules and its tensors; a tied one counts at its first name."""
+    """Return the bytes of the model (``""``), its modules and its tensors; a tied tensor counts at its first name."""
     sizes: dict[str, int] = {name: 0 for name, _ in model.named_modules(remove_duplicate=False)}
     for held in list_tensors(model, dtype, special_dtypes):
         if buffers_only and not held.is_buffer:
@@ -104,7 +104,7 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
 
 
 def find_blocks(model: nn.Module) -> list[str]:
-    """Return the names of repeated blocks' classes: those with children, of which a module list has two or more."""
+    """Return the class names of repeated blocks: modules with children, of which a module list has two or more."""
     found: dict[str, None] = {}
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
@@ -117,8 +117,8 @@ def find_blocks(model: nn.Module) -> list[str]:
 def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict[Device, int]:
     """Return the bytes that weights may take on each device: as given, else the memory that is free now.
 
-    Accelerators come first, then ``cpu``. Memory of an integrated accelerator is subtracted from that of the CPU.
-    Raises `ConfigError` with all problems.
+    Accelerators come first, then ``cpu``. Memory of an integrated accelerator is subtracted from the CPU's. Raises
+    `ConfigError` with all problems.
     """
     if max_memory is not None:
         return _parse_limits(max_memory)

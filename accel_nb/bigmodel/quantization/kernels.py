@@ -1,6 +1,6 @@
 """Quantization of linear layers' weights into plain tensors, and computation with them, by torchao or bitsandbytes.
 
-The libraries represent a quantized weight as an object of their own. A kernel converts that object to plain tensors,
+The libraries represent a quantized weight as an object of their own classes. A kernel converts it to plain tensors,
 which files, device maps and offloading support, and restores it for each computation.
 """
 

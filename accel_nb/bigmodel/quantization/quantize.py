@@ -100,9 +100,9 @@ def quantize_model(
 ) -> nn.Module:
     """Replace linear layers by quantized ones, one at a time; returns the model, changed in place.
 
-    On the meta device nothing is computed: weights are then quantized while a checkpoint is loaded. ``dtype`` is that
-    of the computation (None: the layers' own). Layers of ``keep_in_fp32_modules`` are skipped too; their dtype stays.
-    Raises `ConfigError` with all problems, and then changes nothing.
+    On the meta device nothing is computed: weights are then quantized while a checkpoint is loaded. ``dtype`` is the
+    dtype of the computation (None: the layers' own). Layers of ``keep_in_fp32_modules`` are skipped too; their dtype
+    stays. Raises `ConfigError` with all problems, and then changes nothing.
     """
     options = as_quantization(quantization)
     names = _choose_layers(model, options, keep_in_fp32_modules)
@@ -197,6 +197,8 @@ def replace_linear_layers(
     if problems:
         raise ConfigError(problems)
     for name in names:  # a replaced layer is freed before the next one is quantized
-        owner, _, leaf = name.rpartition(".")
+        owner, _, attribute = name.rpartition(".")
         layer = layers.pop(name)
-        setattr(model.get_submodule(owner), leaf, QuantizedLinear(layer, quantization, dtype).train(layer.training))
+        setattr(
+            model.get_submodule(owner), attribute, QuantizedLinear(layer, quantization, dtype).train(layer.training)
+        )

@@ -34,7 +34,7 @@ _LOADER_OPTIONS = (
 _DEVICE_OPTIONS = ("device", "rng_types", "synchronized_generator", "_drop_last", "_non_blocking")
 
 
-class _IncludesPrepared(type):
+class _AcceptsPreparedMeta(type):
     """Metaclass whose ``isinstance`` is true for prepared loaders too."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -45,7 +45,7 @@ class _IncludesPrepared(type):
         )
 
 
-class DataLoaderStateMixin(metaclass=_IncludesPrepared):
+class DataLoaderStateMixin(metaclass=_AcceptsPreparedMeta):
     """The state of a loader's iteration: whether the batch is the last one, and how many samples the last one has."""
 
     end_of_dataloader = False
@@ -263,11 +263,11 @@ def _plain_copy(dataloader: DataLoader[Any], kind: Any = DataLoader) -> DataLoad
     return kind(dataloader.dataset, **options)
 
 
-class DataLoaderAdapter(metaclass=_IncludesPrepared):
+class DataLoaderAdapter(metaclass=_AcceptsPreparedMeta):
     """The common base of the loaders of this module, for ``isinstance``."""
 
 
-class _Meta(_IncludesPrepared, type(DataLoader)):
+class _Meta(_AcceptsPreparedMeta, type(DataLoader)):
     """The metaclass of the loaders below."""
 
 
@@ -426,7 +426,7 @@ def prepare_data_loader(
     dataset: Any = dataloader.dataset
     if isinstance(dataset, IterableDataset):
         return _shard_iterable(dataset, dataloader, options, count, index, split_batches)
-    batch_sampler = _order_of(dataloader, count, use_seedable_sampler, data_seed)
+    batch_sampler = _batch_sampler_with_common_order(dataloader, count, use_seedable_sampler, data_seed)
     if count > 1:
         generator = getattr(getattr(batch_sampler, "sampler", None), "generator", None)
         options["synchronized_generator"] = generator if isinstance(generator, torch.Generator) else None
@@ -440,7 +440,9 @@ def prepare_data_loader(
     return DataLoaderShard(dataset, batch_sampler=batch_sampler, **options)
 
 
-def _order_of(dataloader: DataLoader[Any], count: int, use_seedable_sampler: bool, data_seed: int | None) -> Any:
+def _batch_sampler_with_common_order(
+    dataloader: DataLoader[Any], count: int, use_seedable_sampler: bool, data_seed: int | None
+) -> Any:
     """Return a loader's sampler of batches, whose random order is the same on all processes; None if it has none."""
     is_read_by_batches = dataloader.batch_sampler is None and isinstance(dataloader.sampler, BatchSampler)
     batches = cast(Any, dataloader.sampler if is_read_by_batches else dataloader.batch_sampler)
@@ -454,17 +456,17 @@ def _order_of(dataloader: DataLoader[Any], count: int, use_seedable_sampler: boo
     if type(sampler) is not RandomSampler:
         return batches
     if use_seedable_sampler:
-        seed = _first_ranks(torch.random.initial_seed(), count) if data_seed is None else data_seed
+        seed = _seed_of_rank_0(torch.random.initial_seed(), count) if data_seed is None else data_seed
         batches.sampler = SeedableRandomSampler(
             sampler.data_source, sampler.replacement, sampler._num_samples, sampler.generator, data_seed=seed
         )
     elif count > 1 and sampler.generator is None:
         seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
-        sampler.generator = torch.Generator().manual_seed(_first_ranks(seed, count))
+        sampler.generator = torch.Generator().manual_seed(_seed_of_rank_0(seed, count))
     return batches
 
 
-def _first_ranks(seed: int, count: int) -> int:
+def _seed_of_rank_0(seed: int, count: int) -> int:
     """Return rank 0's seed, if the data is divided among all ranks."""
     return current_comm().broadcast_json(seed) if count == current_world().size else seed
 

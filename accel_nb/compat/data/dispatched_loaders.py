@@ -15,8 +15,8 @@ from accel_nb.data.order import BatchShare
 from accel_nb.runtime.distributed.current_world import current_comm
 
 
-class _Loops:
-    """Reports loops over one loader to the shared `GradientState`; every loop reads shares."""
+class _LoopReporter:
+    """Reports loops over one loader to the shared `GradientState`; every loop counts as a training loop."""
 
     def __init__(self) -> None:
         self._loader: DataLoader[Any] | None = None
@@ -81,6 +81,6 @@ def dispatch_loader(
         comm=current_comm(),
         batch="global" if split_batches else "per-worker",
         device=torch.device("cpu" if device is None else device),
-        observer=_Loops(),
+        observer=_LoopReporter(),
         options=options,
     )

@@ -13,7 +13,7 @@ from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_cla
 def count_epochs(loader: Any) -> None:
     """Make a prepared loader set its epoch at each iteration: ``iteration``, the number of those read to the end.
 
-    A class that has an ``iteration`` of its own is left as it is.
+    A class that defines ``iteration`` itself is not changed.
     """
     kind = type(loader)
     if "base_dataloader" in vars(kind) or hasattr(plain_class(loader), "iteration"):

@@ -162,10 +162,10 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
 def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     """Return rank 0's tensor on every rank; other ranks may pass None."""
-    held = Collectives(current_comm()).gather_objects(
+    described = Collectives(current_comm()).gather_objects(
         None if tensor is None else [list(tensor.shape), str(tensor.dtype)]
     )
-    shape, dtype = held[0]
+    shape, dtype = described[0]
     if tensor is None:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device="cpu")
     return operations.broadcast(tensor)

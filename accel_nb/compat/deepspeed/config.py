@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration as accelerate reads it, and placeholders for what it names."""
+"""DeepSpeed's configuration as accelerate reads it, and placeholders for the optimizer and scheduler in it."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def _read(given: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
 
 
 class DummyOptim:
-    """Stands for the optimizer of DeepSpeed's configuration; `Accelerator.prepare` returns that in its place."""
+    """Placeholder for the optimizer of DeepSpeed's configuration, which `Accelerator.prepare` returns instead."""
 
     def __init__(self, params: Iterable[Any], lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
         self.params, self.lr, self.weight_decay, self.kwargs = params, lr, weight_decay, kwargs
 
 
 class DummyScheduler:
-    """Stands for the schedule of DeepSpeed's configuration, or for that which a function makes."""
+    """Placeholder for the scheduler of DeepSpeed's configuration, or for the result of ``lr_scheduler_callable``."""
 
     def __init__(
         self,

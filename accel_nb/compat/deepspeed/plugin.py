@@ -19,8 +19,8 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import get_variable
 
 AUTO = "auto"
-CLIPPED = 1.0
-"""What accelerate clips to under DeepSpeed if no norm is given."""
+DEFAULT_MAX_NORM = 1.0
+"""The norm to which gradients are clipped under DeepSpeed if none is given, as in accelerate."""
 
 _ZERO = "zero_optimization"
 _NAMES: Mapping[str, str] = MappingProxyType(
@@ -51,7 +51,7 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """For each field the variable, after ``ACCELERATE_``, of a value that is not given, and its default."""
 
-_HANDLED_APART = ("optimizer", "scheduler", "msamp")
+_SECTIONS_WITHOUT_OPTIONS = ("optimizer", "scheduler", "msamp")
 """Sections of the configuration that correspond to no option: `prepare` reads them, or they have no effect."""
 
 
@@ -92,7 +92,7 @@ class DeepSpeedPlugin:
             self.hf_ds_config = given if isinstance(given, HfDeepSpeedConfig) else HfDeepSpeedConfig(given)
             self._join(arguments)
         else:
-            self.hf_ds_config = HfDeepSpeedConfig(self._own_config())
+            self.hf_ds_config = HfDeepSpeedConfig(self._config_of_fields())
         self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
         self.deepspeed_config["steps_per_print"] = float("inf")
         self.dschf: Any = None
@@ -127,7 +127,7 @@ class DeepSpeedPlugin:
             if (found := self.get_value(key)) not in (None, AUTO):
                 setattr(self, name, found)
 
-    def _own_config(self) -> dict[str, Any]:
+    def _config_of_fields(self) -> dict[str, Any]:
         """Return the configuration of the fields."""
         sections: dict[str, Any] = {
             f"offload_{part}": {
@@ -149,9 +149,9 @@ class DeepSpeedPlugin:
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that correspond to the configuration, by their names in the schema."""
-        config = {name: value for name, value in self.deepspeed_config.items() if name not in _HANDLED_APART}
+        config = {name: value for name, value in self.deepspeed_config.items() if name not in _SECTIONS_WITHOUT_OPTIONS}
         if config.get("gradient_clipping") == AUTO:
-            config["gradient_clipping"] = CLIPPED
+            config["gradient_clipping"] = DEFAULT_MAX_NORM
         config["gradient_accumulation_steps"] = AUTO  # `Accelerator` has decided, by `num_steps`
         options = plugins.DeepSpeedPlugin(hf_ds_config=config).as_options()
         return {key: value for key, value in options.items() if key != "strategy" or self.zero_stage}

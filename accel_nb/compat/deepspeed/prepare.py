@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.compat.deepspeed.config import DummyOptim, DummyScheduler
-from accel_nb.compat.deepspeed.plugin import AUTO, CLIPPED, DeepSpeedPlugin
+from accel_nb.compat.deepspeed.plugin import AUTO, DEFAULT_MAX_NORM, DeepSpeedPlugin
 from accel_nb.compat.hf_utils import parse_flag_from_env
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import MisuseError
@@ -37,7 +37,7 @@ _SIZE_VALUES: Mapping[str, Callable[[int], int]] = MappingProxyType(
 def choose_plugin(plugin: Any, plugins: Any, precision: str) -> tuple[Any, dict[str, DeepSpeedPlugin]]:
     """Return the plugin of a new accelerator, which is selected, and all plugins by name, with the precision set.
 
-    Without arguments they are those of the accelerator before, or the one that the launcher's variables describe.
+    Without arguments they are the plugins of the previous accelerator, or the one in the launcher's variables.
     """
     if plugin is not None and plugins is not None:
         raise ValueError("deepspeed_plugin and deepspeed_plugins were both given: pass one of them")
@@ -75,7 +75,7 @@ def steps_of_plugin(plugin: DeepSpeedPlugin, num_steps: int) -> int:
 def require_options(plugin: DeepSpeedPlugin, options: Mapping[str, Any] | None, objects: Iterable[Any]) -> None:
     """Raise `MisuseError` if options of a training differ from those with which the accelerator was built.
 
-    Values ``auto`` that were filled since are no difference: those of these options concern speed only.
+    Values ``auto`` that were filled since do not count as differences: they only affect speed.
     """
     if not any(isinstance(item, Optimizer | DummyOptim) for item in objects):
         return
@@ -95,7 +95,7 @@ def without_placeholders(
     found = list(objects)
     for item in found:
         if isinstance(item, nn.Module):
-            _make_whole(item)
+            _undo_partitioning(item)
     _check(found, plugin.deepspeed_config)
     _fill(found, accelerator, plugin)
     made = {
@@ -112,57 +112,59 @@ def without_placeholders(
     return tuple(replaced.get(id(item), item) for item in found), list(schedules.values())
 
 
-def _make_whole(model: nn.Module) -> None:
-    """Undo the division of a model that was built under ``deepspeed.zero.Init``, as transformers builds for stage 3.
+def _undo_partitioning(model: nn.Module) -> None:
+    """Undo the partitioning of a model that was built under ``deepspeed.zero.Init``, as by transformers for stage 3.
 
-    `Accelerator.prepare` divides it again, by its own options.
+    `Accelerator.prepare` shards it again, by its own options.
     """
-    divided = [value for value in model.parameters() if "ds_tensor" in vars(value)]
-    if not divided:
+    partitioned = [value for value in model.parameters() if "ds_tensor" in vars(value)]
+    if not partitioned:
         return
     from deepspeed import zero  # pyright: ignore[reportMissingImports]
 
-    with zero.GatheredParameters(divided):
-        whole = [value.data.clone() for value in divided]
-    for value, data in zip(divided, whole, strict=True):
-        of_deepspeed = [name for name, held in vars(value).items() if name.startswith("ds_") or _is_theirs(held)]
+    with zero.GatheredParameters(partitioned):
+        full_tensors = [value.data.clone() for value in partitioned]
+    for value, data in zip(partitioned, full_tensors, strict=True):
+        of_deepspeed = [
+            name for name, item in vars(value).items() if name.startswith("ds_") or _is_deepspeed_object(item)
+        ]
         for name in of_deepspeed:
             delattr(value, name)
         value.data = data
 
 
-def _is_theirs(held: Any) -> bool:
-    return str(getattr(held, "__module__", "")).partition(".")[0] == "deepspeed"
+def _is_deepspeed_object(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "deepspeed"
 
 
 def _check(objects: Iterable[Any], config: Mapping[str, Any]) -> None:
     """Raise ValueError if objects contradict the configuration."""
     items = list(objects)
-    real = any(isinstance(item, Optimizer) for item in items)
-    dummy = any(isinstance(item, DummyOptim) for item in items)
+    has_optimizer = any(isinstance(item, Optimizer) for item in items)
+    has_placeholder = any(isinstance(item, DummyOptim) for item in items)
     schedules = [item for item in items if isinstance(item, DummyScheduler)]
-    own = any(isinstance(item, LRScheduler) for item in items)
-    if real and "optimizer" in config:
+    has_scheduler = any(isinstance(item, LRScheduler) for item in items)
+    if has_optimizer and "optimizer" in config:
         raise ValueError(
             "prepare() got an optimizer, and the DeepSpeed configuration has a section 'optimizer': remove the "
             "section, or pass accelerate.utils.DummyOptim(parameters) in place of the optimizer"
         )
-    if dummy and "optimizer" not in config:
+    if has_placeholder and "optimizer" not in config:
         raise ValueError(
             "prepare() got a DummyOptim, and the DeepSpeed configuration has no section 'optimizer': add it, or pass "
             "an optimizer of torch.optim"
         )
-    if own and "scheduler" in config:
+    if has_scheduler and "scheduler" in config:
         raise ValueError(
             "prepare() got a scheduler, and the DeepSpeed configuration has a section 'scheduler': remove the section, "
             "or pass accelerate.utils.DummyScheduler(optimizer) in place of the scheduler"
         )
     if "scheduler" not in config and any(item.lr_scheduler_callable is None for item in schedules):
         raise ValueError(
-            "prepare() got a DummyScheduler that stands for no scheduler: add a section 'scheduler' to the DeepSpeed "
-            "configuration, or give the DummyScheduler lr_scheduler_callable, a function that makes one"
+            "prepare() got a DummyScheduler, and no scheduler is configured: add a section 'scheduler' to the "
+            "DeepSpeed configuration, or give the DummyScheduler lr_scheduler_callable, a function that makes one"
         )
-    if dummy and own:
+    if has_placeholder and has_scheduler:
         raise ValueError(
             "prepare() got a DummyOptim and a scheduler of another optimizer: pass accelerate.utils.DummyScheduler(the "
             "DummyOptim), or an optimizer of torch.optim with its scheduler"
@@ -174,7 +176,7 @@ def _fill(objects: Iterable[Any], accelerator: Accelerator, plugin: DeepSpeedPlu
     items = list(objects)
     sizes = [size for item in items if isinstance(size := getattr(item, "batch_size", None), int)]
     values: dict[str, Any] = {
-        "gradient_clipping": CLIPPED,
+        "gradient_clipping": DEFAULT_MAX_NORM,
         **dict.fromkeys(("train_micro_batch_size_per_gpu", "train_batch_size"), AUTO),
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
         "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
@@ -189,7 +191,7 @@ def _fill(objects: Iterable[Any], accelerator: Accelerator, plugin: DeepSpeedPlu
     if model is None:
         return
     plugin.set_moe_leaf_modules(model)
-    values |= _by_width(model, plugin)
+    values |= _values_by_hidden_size(model, plugin)
     for item in items:
         if isinstance(item, DummyOptim):
             values |= {"optimizer.params.lr": item.lr, "optimizer.params.weight_decay": item.weight_decay}
@@ -206,7 +208,7 @@ def _fill(objects: Iterable[Any], accelerator: Accelerator, plugin: DeepSpeedPlu
     plugin.deepspeed_config_process(must_match=False, **values)
 
 
-def _by_width(model: nn.Module, plugin: DeepSpeedPlugin) -> dict[str, int]:
+def _values_by_hidden_size(model: nn.Module, plugin: DeepSpeedPlugin) -> dict[str, int]:
     """Return the values that depend on the width of a model; raise ValueError if it has none."""
     wanted = [name for name in _SIZE_VALUES if plugin.is_auto(name)]
     if not wanted:

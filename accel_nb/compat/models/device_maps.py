@@ -47,7 +47,7 @@ def infer_auto_device_map(
     classes = [no_split_module_classes] if isinstance(no_split_module_classes, str) else no_split_module_classes or ()
     tree = ModuleTree(model, list_tensors(model, dtype, special_dtypes), classes)
     plan = _Plan(tree, {**limits, "disk": limits.get("disk", math.inf)})
-    for device in plan.room:
+    for device in plan.free_bytes:
         plan.fill(device, has_fallback=fallback_allocation)
     if plan.waiting:
         raise ConfigError(
@@ -67,21 +67,23 @@ class _Plan:
     """Places of parts, in the order of the model, and the memory that is left on each device."""
 
     tree: ModuleTree
-    room: dict[Device, float]
+    free_bytes: dict[Device, float]
     places: dict[str, Device] = field(default_factory=dict)
     placed: set[int] = field(default_factory=set)
     """Indices of the tensors that have a place."""
 
     def __post_init__(self) -> None:
-        self.accelerators = [device for device in self.room if str(device) not in ("cpu", "disk")]
-        usable = [device for device in self.accelerators if self.room[device] > 0]
+        self.accelerators = [device for device in self.free_bytes if str(device) not in ("cpu", "disk")]
+        usable = [device for device in self.accelerators if self.free_bytes[device] > 0]
         self.reserving = {"cpu", *usable[:1]}
         self.waiting = deque(self.tree.children("") or [""])
         if not self.tree.tensors:
             self.waiting.clear()
-            self.places[""] = next(iter(self.room))
+            self.places[""] = next(iter(self.free_bytes))
         leaves = {part: self.tree.tensor_indices(part) for part in self.tree.leaf_parts("")}
-        self.by_size = sorted(((self.tree.nbytes(held), held) for held in leaves.values()), key=lambda leaf: -leaf[0])
+        self.by_size = sorted(
+            ((self.tree.nbytes(tensors), tensors) for tensors in leaves.values()), key=lambda leaf: -leaf[0]
+        )
 
     def fill(self, device: Device, *, has_fallback: bool) -> None:
         """Place waiting parts on a device until the next one does not fit."""
@@ -109,23 +111,23 @@ class _Plan:
 
     def _place_if_fits(self, part: str, device: Device) -> bool:
         """Place a part, with those that share tensors with it, if the device has memory for them."""
-        family = self.tree.parts_sharing_tensors(part)
-        held = {index for name in family for index in self.tree.tensor_indices(name)}
-        needed = self.tree.nbytes(held)
-        kept = self.largest(self.placed | held) if device in self.reserving else 0
-        if needed + kept > self.room[device]:
+        parts_together = self.tree.parts_sharing_tensors(part)
+        tensors = {index for name in parts_together for index in self.tree.tensor_indices(name)}
+        needed = self.tree.nbytes(tensors)
+        reserved = self.largest(self.placed | tensors) if device in self.reserving else 0
+        if needed + reserved > self.free_bytes[device]:
             return False
-        self.room[device] -= needed
-        self.placed |= held
-        self.places.update(dict.fromkeys(sorted(family, key=lambda name: (name != part, name)), device))
+        self.free_bytes[device] -= needed
+        self.placed |= tensors
+        self.places.update(dict.fromkeys(sorted(parts_together, key=lambda name: (name != part, name)), device))
         return True
 
     def _has_placed_tensors(self, part: str) -> bool:
         return not self.placed.isdisjoint(self.tree.tensor_indices(part))
 
     def largest(self, without: set[int]) -> int:
-        """Return the size of the largest part that has none of some tensors."""
-        return next((size for size, held in self.by_size if held.isdisjoint(without)), 0)
+        """Return the size of the largest part that contains no tensor of ``without``."""
+        return next((size for size, tensors in self.by_size if tensors.isdisjoint(without)), 0)
 
     def indices_on(self, devices: Iterable[Device]) -> set[int]:
         """Return the indices of the tensors on some devices."""
@@ -136,7 +138,7 @@ class _Plan:
 
 def _warn_of_unused(plan: _Plan) -> None:
     """Log the devices that received nothing although parts were placed on later ones."""
-    order = [device for device, room in plan.room.items() if room > 0]
+    order = [device for device, free_bytes in plan.free_bytes.items() if free_bytes > 0]
     used = [at for at, device in enumerate(order) if device in plan.places.values()]
     if unused := [device for device in order[: max(used, default=0)] if device not in plan.places.values()]:
         get_logger(__name__).warning(
@@ -147,12 +149,12 @@ def _warn_of_unused(plan: _Plan) -> None:
 
 def _warn_of_buffers(plan: _Plan) -> None:
     """Warn if no accelerator has memory for all buffers of offloaded parts, which stay on the one that computes."""
-    away = plan.indices_on(("cpu", "disk"))
-    needed = plan.tree.nbytes(index for index in away if plan.tree.tensors[index].is_buffer)
+    offloaded = plan.indices_on(("cpu", "disk"))
+    needed = plan.tree.nbytes(index for index in offloaded if plan.tree.tensors[index].is_buffer)
     if not plan.accelerators or not needed:
         return
-    kept = plan.largest(set(range(len(plan.tree.tensors))) - away)
-    free = [plan.room[device] - (kept if device in plan.reserving else 0) for device in plan.accelerators]
+    reserved = plan.largest(set(range(len(plan.tree.tensors))) - offloaded)
+    free = [plan.free_bytes[device] - (reserved if device in plan.reserving else 0) for device in plan.accelerators]
     if max(free) < needed:
         warnings.warn(
             f"the buffers of offloaded parts take {size_text(needed)} of a device's memory, and none has that "

@@ -20,8 +20,8 @@ from accel_nb.compat.models.align_hooks import AlignDevicesHook
 def attach_dispatch_hooks(model: nn.Module) -> None:
     """Attach a hook to each module of a dispatched model that has offloaded weights of its own."""
     record = get_dispatch_record(model)
-    for module, held in record.modules.items():
-        vars(module)["_hf_hook"] = DispatchHook(record, held)
+    for module, offloaded in record.modules.items():
+        vars(module)["_hf_hook"] = DispatchHook(record, offloaded)
 
 
 class DispatchHook(AlignDevicesHook):
@@ -31,11 +31,11 @@ class DispatchHook(AlignDevicesHook):
     offloaded ones, in host memory.
     """
 
-    def __init__(self, record: DispatchRecord, held: ModuleWeights) -> None:
+    def __init__(self, record: DispatchRecord, offloaded: ModuleWeights) -> None:
         assert record.prefetcher is not None, "a model with offloaded weights has a prefetcher"
-        super().__init__(record.prefetcher.device, offload=True, weights_map=_Weights(held.weights))
-        self.original_devices = {name: weight.placeholder.device for name, weight in held.weights.items()}
-        self._prefetcher, self._group, self._weights = record.prefetcher, held.groups[0], held.weights
+        super().__init__(record.prefetcher.device, offload=True, weights_map=_Weights(offloaded.weights))
+        self.original_devices = {name: weight.placeholder.device for name, weight in offloaded.weights.items()}
+        self._prefetcher, self._group, self._weights = record.prefetcher, offloaded.groups[0], offloaded.weights
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Change nothing: the weights are offloaded already."""
@@ -80,8 +80,8 @@ class _Weights(Mapping[str, Tensor]):
 
 def _install(weight: OffloadedWeight, value: Tensor) -> None:
     """Put another value in place of a loaded weight; the prefetcher keeps it when it unloads the weight."""
-    placeholder, held = weight.placeholder, value.detach()
+    placeholder, offloaded = weight.placeholder, value.detach()
     if isinstance(placeholder, nn.Parameter):
-        held = clone_parameter_onto(placeholder, held).requires_grad_(False)
+        offloaded = clone_parameter_onto(placeholder, offloaded).requires_grad_(False)
     for holder, leaf in weight.holders:
-        holder[leaf] = held
+        holder[leaf] = offloaded

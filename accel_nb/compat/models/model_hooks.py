@@ -79,7 +79,7 @@ def add_hook_to_module(module: Module, hook: ModelHook, append: bool = False) ->
 
 def _forward_with_hook(module: Any, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     hook: ModelHook | None = module.__dict__.get("_hf_hook")
-    if hook is None:  # removed: what has wrapped this forward still calls it
+    if hook is None:  # the hook was removed, but code that has wrapped this forward still calls it
         return inner(*args, **kwargs)
     args, kwargs = hook.pre_forward(module, *args, **kwargs)
     if hook.no_grad:

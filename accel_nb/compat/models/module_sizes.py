@@ -13,7 +13,7 @@ from accel_nb.bigmodel.planning.module_tree import is_within
 from accel_nb.config.byte_sizes import read_bytes
 from accel_nb.errors import ConfigError
 
-_ROOM = 1.25
+_BLOCK_MARGIN = 1.25
 """The fraction of a block's size that is added to a balanced device's share, as blocks are placed as a whole."""
 
 
@@ -35,7 +35,7 @@ def compute_module_total_buffer_size(
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
-    """Return the names that are no part of another one of the table."""
+    """Return the names that have no other name of the table below them."""
     parents = {name.rpartition(".")[0] for name in module_sizes if name}
     return [name for name in module_sizes if name not in parents]
 
@@ -45,8 +45,8 @@ def get_max_layer_size(
     module_sizes: Mapping[str, int],
     no_split_module_classes: Collection[str] | None,
 ) -> tuple[int, list[str]]:
-    """Return the size of the largest module that is placed as a whole, and the names of those that have it."""
-    whole = (
+    """Return the size of the largest module that is not split, and the names of all modules of this size."""
+    unsplit_classes = (
         {no_split_module_classes} if isinstance(no_split_module_classes, str) else {*(no_split_module_classes or ())}
     )
     found: dict[str, int] = {}
@@ -54,7 +54,7 @@ def get_max_layer_size(
     while waiting:
         name, module = waiting.pop(0)
         children = list(module.named_children()) if isinstance(module, nn.Module) else []
-        if children and type(module).__name__ not in whole:
+        if children and type(module).__name__ not in unsplit_classes:
             waiting += [(f"{name}.{child}" if name else child, part) for child, part in children]
         else:
             found[name] = module_sizes[name]
@@ -63,10 +63,10 @@ def get_max_layer_size(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
-    """Return the bytes of a model, and of its largest module that is placed as a whole, with the names of these."""
+    """Return the bytes of a model, and those of its largest unsplit module with the names of modules of this size."""
     found = sizes.compute_module_sizes(model)
-    whole: Any = getattr(model, "_no_split_modules", None)
-    return found[""], get_max_layer_size(list(model.named_children()), found, whole)
+    unsplit_classes: Any = getattr(model, "_no_split_modules", None)
+    return found[""], get_max_layer_size(list(model.named_children()), found, unsplit_classes)
 
 
 def get_max_memory(max_memory: Mapping[Any, float | str] | None = None) -> dict[Any, int]:
@@ -76,8 +76,8 @@ def get_max_memory(max_memory: Mapping[Any, float | str] | None = None) -> dict[
     """
     if max_memory is None:
         return dict(sizes.get_max_memory())
-    whole = {device: int(size) if isinstance(size, float) else size for device, size in max_memory.items()}
-    limits = dict(sizes.get_max_memory(whole))
+    rounded = {device: int(size) if isinstance(size, float) else size for device, size in max_memory.items()}
+    limits = dict(sizes.get_max_memory(rounded))
     if isinstance(max_memory, MutableMapping):
         max_memory.update({device: limits[device] for device, size in max_memory.items() if isinstance(size, str)})
     return limits
@@ -107,7 +107,7 @@ def get_balanced_memory(
     if no_split_module_classes:
         block, _ = get_max_layer_size(list(model.named_children()), found, no_split_module_classes)
     mean = sum(leaves) // max(len(leaves), 1)
-    share = found[""] // (len(devices) - 1 if low_zero else len(devices)) + int(_ROOM * max(block, mean))
+    share = found[""] // (len(devices) - 1 if low_zero else len(devices)) + int(_BLOCK_MARGIN * max(block, mean))
     for device in devices[:-1]:
         limits[device] = min(limits[device], share)
     if low_zero:

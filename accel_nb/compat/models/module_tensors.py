@@ -103,7 +103,7 @@ def set_module_tensor_to_device(
     if shared is not None and target in shared:
         tensors[name] = _like(old, shared[target])
         return
-    kind = _dtype_to_have(source, dtype, old)
+    kind = _target_dtype(source, dtype, old)
     if value is None and check_device_same(source.device, target) and kind in (None, source.dtype):
         return
     moved = source.detach().to(target, kind, non_blocking=non_blocking)
@@ -112,7 +112,7 @@ def set_module_tensor_to_device(
         shared[target] = placed
 
 
-def _dtype_to_have(source: Tensor, dtype: str | torch.dtype | None, old: Tensor | None) -> torch.dtype | None:
+def _target_dtype(source: Tensor, dtype: str | torch.dtype | None, old: Tensor | None) -> torch.dtype | None:
     """Return the dtype to which values that replace ``old`` are converted; None if they keep theirs."""
     if dtype is not None:
         wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype

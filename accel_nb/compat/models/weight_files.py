@@ -47,7 +47,7 @@ def save_with_torch(
     try:
         for path, shard in zip(partial, shards, strict=True):
             torch.save(shard, path)
-        for old in target.iterdir():  # of an earlier save, in place of which a reader would take them
+        for old in target.iterdir():  # a reader would read these files of an earlier save instead
             if _FILE.fullmatch(old.name) and old.name not in files:
                 old.unlink()
         for path, file in zip(partial, files, strict=True):

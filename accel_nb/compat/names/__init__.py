@@ -1,1 +1,1 @@
-"""The names of accelerate that can be imported, and the finder that serves them."""
+"""The names of accelerate that can be imported, and the import finder that provides them."""

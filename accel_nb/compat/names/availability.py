@@ -32,7 +32,7 @@ _PACKAGES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Packages whose name differs from the predicate's."""
-_OTHER_HARDWARE = frozenset(
+_UNSUPPORTED_HARDWARE = frozenset(
     {
         "amdsmi",
         "hpu",
@@ -50,7 +50,7 @@ _OTHER_HARDWARE = frozenset(
 )
 
 
-_HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
+_AVAILABILITY_CHECKS: Mapping[str, Callable[[], bool]] = MappingProxyType(
     {
         "bf16": lambda: (kind := default_type()).is_host or kind.has_real_bf16(kind.name),
         "cuda": lambda: device_type("cuda").is_available(),
@@ -114,20 +114,20 @@ def _has_version(package: str, min_version: str | None) -> bool:
 
 
 def __getattr__(name: str) -> Callable[..., bool]:
-    what = name.removeprefix("is_").removesuffix("_available")
-    if name != f"is_{what}_available":
+    requirement = name.removeprefix("is_").removesuffix("_available")
+    if name != f"is_{requirement}_available":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return functools.partial(_is_available, what)
+    return functools.partial(_is_available, requirement)
 
 
-def _is_available(what: str, *args: object, **kwargs: object) -> bool:
+def _is_available(requirement: str, *args: object, **kwargs: object) -> bool:
     # Some predicates of accelerate have further arguments (such as a device to skip), which change nothing here.
-    if what in _OTHER_HARDWARE:
+    if requirement in _UNSUPPORTED_HARDWARE:
         return False
-    if what in _HERE:
-        return _HERE[what]()
+    if requirement in _AVAILABILITY_CHECKS:
+        return _AVAILABILITY_CHECKS[requirement]()
     try:
-        spec = importlib.util.find_spec(_PACKAGES.get(what, what))
+        spec = importlib.util.find_spec(_PACKAGES.get(requirement, requirement))
     except (ImportError, ValueError):  # its parent package is missing, or it is in sys.modules without a spec
         return False
     # A folder of the notebook with the name of a package is found without an origin.

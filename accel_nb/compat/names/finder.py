@@ -19,7 +19,7 @@ from accel_nb.errors import MisuseError
 COMPATIBLE_VERSION = "1.15.0"
 """The version of accelerate whose names and semantics are provided, reported to libraries."""
 _HOME_PAGE = "https://github.com/huggingface/accelerate"  # by which libraries recognize the package
-OF_REAL_PACKAGE = (f"{PACKAGE}.commands", f"{PACKAGE}.test_utils")
+REAL_PACKAGE_MODULES = (f"{PACKAGE}.commands", f"{PACKAGE}.test_utils")
 """Modules used from the real package, if it is installed: commands that are not ours, helpers of tests."""
 
 
@@ -43,7 +43,7 @@ def uninstall() -> None:
     """Undo `install`: later imports find the real package, if installed; imported objects stay usable."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
     modules = sys.modules.items()
-    for name in [name for name, module in modules if isinstance(module, _Module) or _is_of_real_package(name)]:
+    for name in [name for name, module in modules if isinstance(module, _Module) or _is_in_real_package(name)]:
         del sys.modules[name]
 
 
@@ -94,7 +94,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(fullname, self, origin="accel_nb", is_package=True)
         parent, _, _ = fullname.rpartition(".")
         if parent.partition(".")[0] == PACKAGE:
-            if _is_of_real_package(fullname) and (found := _find_in_real_package(fullname)) is not None:
+            if _is_in_real_package(fullname) and (found := _find_in_real_package(fullname)) is not None:
                 return found
             raise ModuleNotFoundError(_unsupported_message(fullname), name=parent)
         return None
@@ -135,8 +135,8 @@ class _Distribution(importlib.metadata.Distribution):
         return Path(__file__).parent / path
 
 
-def _is_of_real_package(name: str) -> bool:
-    return any(name == module or name.startswith(f"{module}.") for module in OF_REAL_PACKAGE)
+def _is_in_real_package(name: str) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in REAL_PACKAGE_MODULES)
 
 
 def _find_in_real_package(fullname: str) -> importlib.machinery.ModuleSpec | None:

@@ -38,13 +38,13 @@ def find_in_nodes(nodes: Iterable[ast.AST], names: Collection[str] = (), owner: 
     found: set[AssignedAttribute] = set()
     for node in nodes:
         if isinstance(node, ast.Assign):
-            found |= attributes.targets(node.targets)
+            found |= attributes.of_targets(node.targets)
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-            found |= attributes.targets([node.target])
+            found |= attributes.of_targets([node.target])
         elif isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute):
                 if _changes_in_place(node.func.attr):
-                    found |= attributes.targets([node.func.value])
+                    found |= attributes.of_targets([node.func.value])
                 if (value := attributes.split(node.func.value)) is not None:
                     found.add(AssignedAttribute(".".join(value), ITSELF))
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -82,12 +82,12 @@ class _Attributes:
         base, _, name = self.dotted_name(node).rpartition(".")
         return (base, name) if base else None
 
-    def targets(self, targets: Iterable[ast.AST]) -> set[AssignedAttribute]:
+    def of_targets(self, targets: Iterable[ast.AST]) -> set[AssignedAttribute]:
         """Return the attributes that are set when something is assigned to ``targets``."""
         found: set[AssignedAttribute] = set()
         for target in targets:
             if isinstance(target, ast.Tuple | ast.List):
-                found |= self.targets(target.elts)
+                found |= self.of_targets(target.elts)
             while isinstance(target, ast.Subscript):
                 target = target.value
             if (attribute := self.split(target)) is not None:

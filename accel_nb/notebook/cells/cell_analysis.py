@@ -26,7 +26,7 @@ from accel_nb.notebook.cells.user_names import is_reserved
 from accel_nb.pool.sync.objects.object_kinds import attributes_of
 from accel_nb.pool.sync.reductions.custom_operators import called_operators
 from accel_nb.runtime.code_objects import nested_codes
-from accel_nb.runtime.generators import generator_values
+from accel_nb.runtime.python_generators import generator_values
 
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
 _DISTRIBUTED_NAMES = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})
@@ -101,7 +101,9 @@ def analyze_cell(
     mentioned = {*collector.loaded, *collector.attributes, *needed.mentioned}
     distributed = _DISTRIBUTED_NAMES & mentioned
     if distributed == {"DistributedSampler"} and "is_initialized" in mentioned:
-        distributed = frozenset()  # the code also runs in one process, and plain cells answer as one does
+        distributed = (
+            frozenset()
+        )  # the code also runs in one process, and in plain cells these functions return what they return there
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
         optional=frozenset(needed.names) - frozenset(surely_needed.names),
@@ -298,7 +300,7 @@ class _NameCollector(ast.NodeVisitor):
 
     def _visit_body(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef) -> None:
         """Visit a body that runs later, when names may have been rebound: all its free names count as loaded."""
-        with warnings.catch_warnings():  # the workers give those of the compiler
+        with warnings.catch_warnings():  # the workers report the warnings of the compiler
             warnings.simplefilter("ignore")
             # dont_inherit: this file's __future__ imports must not apply to the cell, which may evaluate annotations.
             code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec", dont_inherit=True)
@@ -474,7 +476,7 @@ def names_in_code(name: str, namespace: Mapping[str, Any]) -> list[str]:
     """
     try:
         found = _resolve_names([name], namespace, is_wide=True).names
-    except Exception:  # the user's code may raise anything, and what the cell has computed is not lost for it
+    except Exception:  # the user's code may raise anything, and the values of the cell must not be lost
         return []
     return [item for item in found if item != name]
 
@@ -488,7 +490,7 @@ def _resolve_names(
 ) -> _ResolvedNames:
     """Return ``names`` and all names that the notebook's functions and classes among them look up, transitively.
 
-    With ``is_wide`` names are included that the code may do without: in annotations that are strings, in functions and
+    With ``is_wide`` names are included that the code may not need: in annotations that are strings, in functions and
     hooks to which objects refer, and the classes of these objects.
     """
     found: dict[str, None] = {}

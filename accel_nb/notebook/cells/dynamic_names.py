@@ -1,4 +1,4 @@
-"""Names that code looks up by a text: by a constant one, as ``globals()["x"]`` does, or by one computed as it runs."""
+"""Names that code looks up by a string: a constant one, as in ``globals()["x"]``, or one computed at run time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MAIN = "__main__"
 _CALLS = frozenset({"CACHE", "PRECALL", "CALL", "CALL_FUNCTION", "PUSH_NULL", "NOP"})
 _NAME_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _ITEM_USES = frozenset({"BINARY_SUBSCR", "BINARY_OP", "DELETE_SUBSCR", "STORE_SUBSCR", "COPY", "DUP_TOP_TWO"})
-"""Instructions after a namespace and a text that read, delete, bind or update the item."""
+"""Instructions after a namespace and a string that read, delete, bind or update the item."""
 
 
 def looks_up_names(tree: ast.AST) -> bool:
-    """Return whether code takes a name to look up from a value, or evaluates a text that is not a constant."""
+    """Return whether code looks up a name that is not a constant, or evaluates a string that is not a constant."""
     constant_look_ups = {id(namespace) for node in ast.walk(tree) for namespace, _ in _scope_texts(node)}
     return any(
         _names_main_module(node)
@@ -73,7 +73,7 @@ def code_names_looked_up(code: types.CodeType) -> Iterator[str]:
 
 
 def _scope_texts(node: ast.AST) -> Iterator[tuple[ast.AST, object]]:
-    """Yield the call of `globals` or the like in which an expression looks up a constant text, and the text."""
+    """Yield the call, as of `globals`, whose result an expression looks a constant string up in, and the string."""
     namespace, key = None, None
     if isinstance(node, ast.Subscript):
         namespace, key = node.value, node.slice
@@ -121,7 +121,7 @@ def _own_instructions(code: types.CodeType) -> list[dis.Instruction]:
 
 
 def _scope_text(instructions: Sequence[dis.Instruction], index: int) -> object:
-    """Return the constant text that is looked up in the namespace which the instruction at ``index`` loads, or None."""
+    """Return the constant string that is looked up in the namespace loaded at ``index``, or None."""
     after = [*instructions[index + 1 : index + 4]]
     if after[0].opname == "CONTAINS_OP":
         return instructions[index - 1].argval if index > 0 and _loads_text(instructions[index - 1]) else None

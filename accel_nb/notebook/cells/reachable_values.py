@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import attributes_of, is_tensor
-from accel_nb.runtime.generators import generator_values
+from accel_nb.runtime.python_generators import generator_values
 
 _MAX_ITEMS = 64
-"""Containers with more items are taken for data."""
+"""Containers with more items are treated as data."""
 _MAX_VALUES = 20_000
 _ATOMS = (int, float, complex, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
 _CONTAINER_KINDS = (dict, list, tuple, set, frozenset, deque)

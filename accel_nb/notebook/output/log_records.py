@@ -29,17 +29,17 @@ class RecordSender(logging.Handler):
     def __init__(self, logger: str, target: str) -> None:
         super().__init__()
         self.target = target
-        self.send_note: Send | None = None
+        self.send: Send | None = None
         self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record, unless code of this process, such as a library's, has added such a handler itself."""
+        """Send a record, unless code of this process, as of a library, has added a handler of the same target."""
         own = logging.getLogger(self._logger or None).handlers
-        if self.send_note is None or any(target_of(handler) == self.target for handler in own):
+        if self.send is None or any(target_of(handler) == self.target for handler in own):
             return
         try:
             body = {"logger": self._logger, "target": self.target, "record": _to_json(record)}
-            self.send_note(RECORD, body)
+            self.send(RECORD, body)
         except Exception:  # `logging` reports errors of handlers in one way
             self.handleError(record)
 
@@ -59,7 +59,7 @@ def handle_record(body: dict[str, Any]) -> None:
 def target_of(handler: logging.Handler) -> str | None:
     """Return the file that a handler writes to, ``<stdout>`` or ``<stderr>``, or for any other one its class.
 
-    A handler with filters, or with a formatter that a format string does not describe, is such another one. None for
+    Handlers with filters, or with a formatter that a format string does not describe, count as other ones. None for
     copies and for handlers that do nothing.
     """
     if getattr(handler, "is_copy", False) or isinstance(handler, logging.NullHandler):

@@ -47,8 +47,8 @@ def workers_text(specs: Sequence[WorkerSpec]) -> str:
     return f"{count} on {', '.join(devices)}"
 
 
-def _common_value(what: str, values: Sequence[tuple[int, str]]) -> str:
+def _common_value(label: str, values: Sequence[tuple[int, str]]) -> str:
     """Return the value that all ranks report, or each rank's value if they differ."""
     if len({value for _, value in values}) == 1:
         return values[0][1]
-    return f"{what} DIFFERS: " + ", ".join(f"rank {rank} {value}" for rank, value in values)
+    return f"{label} DIFFERS: " + ", ".join(f"rank {rank} {value}" for rank, value in values)

@@ -49,16 +49,14 @@ def diagnose(machine: Machine | None = None, signals: PlatformSignals | None = N
     platform = detect_platform(signals)
     tpu = find_tpu(signals)
     return [
-        Finding(
-            "ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; the panel is a {platform.display_mode}"
-        ),
+        Finding("ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; panel: {platform.display_mode}"),
         *(Finding("note", advice) for advice in platform.advice),
         *_packages(),
         *inspect_devices(machine),
         *([] if tpu is None else [_tpu(tpu)]),
         *_compiler(),
         *_registry(),
-        *_kept_folder(platform, signals),
+        *_persistent_folder(platform, signals),
     ]
 
 
@@ -74,7 +72,7 @@ def inspect_devices(machine: Machine) -> list[Finding]:
 
 def _packages() -> Iterator[Finding]:
     yield from (Finding("warning", problem) for problem in unmet_requirements())
-    for name in ("torch", "torch_xla", "deepspeed"):
+    for name in ("accel_nb", "torch", "torch_xla", "deepspeed"):
         try:
             yield Finding("ok", f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
@@ -149,7 +147,7 @@ def _registry() -> Iterator[Finding]:
     yield Finding("warning", f"{why}: runs are not recorded; set XDG_STATE_HOME to another folder")
 
 
-def _kept_folder(platform: Platform, signals: PlatformSignals) -> Iterator[Finding]:
+def _persistent_folder(platform: Platform, signals: PlatformSignals) -> Iterator[Finding]:
     """Report the folder whose files outlive the session, on platforms that delete all others."""
     folder = platform.kept_folder
     if folder is None:

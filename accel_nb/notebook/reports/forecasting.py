@@ -104,9 +104,9 @@ def _find_batch(request: ForecastRequest, names: Mapping[str, Any]) -> tuple[Any
     return batch, size
 
 
-def _find_name(names: Mapping[str, Any], name: str, what: str) -> Any:
-    """Return the object that a name refers to; the error for an unknown name begins with ``what``."""
+def _find_name(names: Mapping[str, Any], name: str, error_prefix: str) -> Any:
+    """Return the object that a name refers to; the error for an unknown name begins with ``error_prefix``."""
     if name not in names:
         public = [other for other in names if not other.startswith("_")]
-        raise ConfigError(f"{what}: the notebook has no name {name[:80]!a}{did_you_mean(name, public)}")
+        raise ConfigError(f"{error_prefix}: the notebook has no name {name[:80]!a}{did_you_mean(name, public)}")
     return names[name]

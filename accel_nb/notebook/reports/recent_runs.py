@@ -30,16 +30,16 @@ def recent_runs_version() -> str:
     return RunRegistry().fingerprint(MAX_RUNS)
 
 
-def list_recent_runs(given: Mapping[str, Any]) -> dict[str, Any]:
+def list_recent_runs(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the newest runs and those with a star, each with its last loss and the points of a small chart."""
     registry = RunRegistry()
     ids = registry.recent_ids(MAX_RUNS)[: 2 * MAX_RUNS]
     return {"runs": [_summary(registry, run) for run in registry.runs(ids=ids, sampled=True)]}
 
 
-def describe_run(given: Mapping[str, Any]) -> dict[str, Any]:
+def describe_run(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the details of the run with the given ``id``. Raise ValueError if there is none."""
-    run = _read(given.get("id"))
+    run = _read(arguments.get("id"))
     packages = run.environment.get("packages")
     return {
         "id": run.id,
@@ -63,20 +63,20 @@ def describe_run(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def label_run(given: Mapping[str, Any]) -> dict[str, Any]:
+def label_run(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Set the given ``labels`` of the run ``id``: name, notes, tags, star. Raise ValueError if they are not allowed."""
-    labels = given.get("labels")
+    labels = arguments.get("labels")
     if not isinstance(labels, dict):
         raise ValueError("labels are an object")
-    return {"id": RunRegistry().set_labels(_read(given.get("id")), labels).id}
+    return {"id": RunRegistry().set_labels(_read(arguments.get("id")), labels).id}
 
 
-def compare_runs(given: Mapping[str, Any]) -> dict[str, Any]:
+def compare_runs(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts in which the runs with the given ``ids`` differ, with the value of each run or null."""
-    ids = given.get("ids")
+    ids = arguments.get("ids")
     if not isinstance(ids, list) or not 2 <= len(ids) <= MAX_COMPARED:
         raise ValueError(f"2 to {MAX_COMPARED} runs can be compared")
-    differing = differing_facts([comparable_facts(_read(wanted)) for wanted in ids])
+    differing = differing_facts([comparable_facts(_read(run_id)) for run_id in ids])
     rows = [
         {"name": _text(name), "values": [None if value is None else _text(value) for value in values]}
         for name, values in list(differing.items())[:MAX_LISTED]
@@ -102,12 +102,12 @@ def flags_of_run(run: Run) -> str | None:
     return line
 
 
-def _read(wanted: object) -> Run:
+def _read(run_id: object) -> Run:
     registry = RunRegistry()
-    if wanted not in registry.ids():
+    if run_id not in registry.ids():
         raise ValueError("this run is no longer recorded")
     try:
-        return read_run(registry.folder / str(wanted), sampled=True)
+        return read_run(registry.folder / str(run_id), sampled=True)
     except (OSError, ValueError):
         raise ValueError("this run can no longer be read") from None
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from accel_nb.config.byte_sizes import size_text
+from accel_nb.config.message_text import ranks_text
 from accel_nb.errors import PoolError, WorkerDied
 from accel_nb.notebook.messages import ErrorReport, RankAnswer
 from accel_nb.notebook.output.rank_logs import RankLog
@@ -15,8 +16,8 @@ from accel_nb.pool.control.stop_escalation import Reason, WorkerDeath, describe_
 from accel_nb.pool.sync.stream import pickling
 from accel_nb.telemetry.events import MemorySample
 
-_NOT_STOPPED = "did not stop and was ended; the next cell starts with the notebook's values"
-_OF_OPTION = "_accel_nb_option_timeout"
+_FRESH_START = "the next cell starts with the notebook's values"
+_IS_OPTION_TIMEOUT = "_accel_nb_option_timeout"
 _ERROR_IN_HANDLING = (
     "The code that handled the interrupt raised on rank {rank} what follows. Ranks are interrupted after different "
     "steps, and exchange nothing any more in the cell: compute models in the next one."
@@ -35,7 +36,7 @@ def error_from_answers(
     timeout_s: float | None,
     *,
     has_pool: bool = True,
-    remarks: Sequence[str] = (),
+    closing_lines: Sequence[str] = (),
     memory: Mapping[int, MemorySample] | None = None,
 ) -> BaseException | None:
     """Return the exception to raise for a request, or None if it succeeded.
@@ -49,7 +50,7 @@ def error_from_answers(
         logs: the output of each rank.
         timeout_s: the timeout that the request ran under.
         has_pool: whether dead workers could be replaced.
-        remarks: lines to show below the traceback.
+        closing_lines: lines to show below the traceback.
         memory: the last memory sample of each rank.
     """
     deaths = [answer for answer in answers if answer.death is not None and not answer.death.is_killed]
@@ -61,7 +62,7 @@ def error_from_answers(
     if reason == "timeout":
         words = f"the cell ran longer than its timeout of {timeout_s:g} s: {_describe_interrupt(answers)}"
         error = with_traceback(TimeoutError(words), [f"TimeoutError: {words}"])
-        setattr(error, _OF_OPTION, True)
+        setattr(error, _IS_OPTION_TIMEOUT, True)
         return error
     if reason == "deadlock":
         return PoolError(f"{_DEADLOCK}; {_describe_interrupt(answers)}")
@@ -69,12 +70,12 @@ def error_from_answers(
         return None
     if cause.death is not None:
         return _make_died_error(cause.rank, cause.death, answers, logs, memory or {}, has_pool=has_pool)
-    return _make_raised_error(cause, answers, remarks)
+    return _make_raised_error(cause, answers, closing_lines)
 
 
 def is_option_timeout(error: BaseException) -> bool:
     """Return whether the option ``timeout`` has ended the run. The cell's code may raise TimeoutError too."""
-    return getattr(error, _OF_OPTION, False)
+    return getattr(error, _IS_OPTION_TIMEOUT, False)
 
 
 def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
@@ -85,7 +86,9 @@ def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
 
 def _describe_interrupt(answers: Sequence[RankAnswer]) -> str:
     killed = [answer.rank for answer in answers if answer.outcome == "died"]
-    words = f"rank {_join(killed)} {_NOT_STOPPED}" if killed else "stopped on every rank; variables and models are kept"
+    words = "stopped on every rank; variables and models are kept"
+    if killed:
+        words = f"{ranks_text(killed)} {_not_stopped(killed)}; {_FRESH_START}"
     return "\n".join([words, *_describe_errors_in_handling(answers), *_describe_stacks(answers)])
 
 
@@ -97,6 +100,10 @@ def _describe_errors_in_handling(answers: Sequence[RankAnswer]) -> list[str]:
     first = min(failed, key=lambda answer: answer.rank)
     assert first.reply.error is not None, "a rank that raised reports an error"
     return [_ERROR_IN_HANDLING.format(rank=first.rank), *first.reply.error.traceback]
+
+
+def _not_stopped(killed: Sequence[int]) -> str:
+    return f"did not stop and {'were' if len(killed) > 1 else 'was'} ended"
 
 
 def _describe_stacks(answers: Sequence[RankAnswer]) -> list[str]:
@@ -117,31 +124,50 @@ def _make_died_error(
     *,
     has_pool: bool,
 ) -> WorkerDied:
-    dead = sorted(answer.rank for answer in answers if answer.outcome == "died")
     if death.lost_node:
         lost = [answer.rank for answer in answers if answer.death is not None and answer.death.lost_node]
         return WorkerDied(
-            f"{death.lost_node}, and rank{'s' if len(lost) > 1 else ''} {_join(lost)} with it. The next cell runs on "
+            f"{death.lost_node}, and {ranks_text(lost)} with it. The next cell runs on "
             "the nodes that remain, and starts with the notebook's values on every rank.",
             rank=rank,
         )
+    deaths = [answer for answer in answers if answer.death is not None]
+    replaced = "Fresh workers take their place" if len(deaths) > 1 else "A fresh worker takes its place"
     what = (
-        "A fresh worker takes its place; the next cell"
+        f"{replaced}; the next cell"
         if has_pool
         else "The process that workers are forked from has ended too; both are started again. The next cell"
     )
-    parts = [
-        f"rank {_join(dead)} {describe_exit(death.code, death.killed_for)} while the cell ran. "
-        f"{what} starts with the notebook's values on every rank."
-    ]
+    parts = [f"{_describe_deaths(rank, death, deaths)}. {what} starts with the notebook's values on every rank."]
     if death.killed_for in ("group", "machine") and rank in memory:
         parts.append(_describe_last_memory(memory[rank]))
     if rank in logs and (tail := logs[rank].end_of_text().strip()):
-        parts.append(f"Its last output:\n{tail}")
+        parts.append(f"The last output of rank {rank}:\n{tail}")
     if (stack := death.stack.strip()) and not death.is_killed:
-        parts.append(f"Its last Python stack:\n{stack}")
+        parts.append(f"The last Python stack of rank {rank}:\n{stack}")
     parts += _describe_stacks(answers)
     return WorkerDied("\n".join(parts), rank=rank)
+
+
+def _describe_deaths(rank: int, death: WorkerDeath, answers: Sequence[RankAnswer]) -> str:
+    """Return how the ``rank`` that ended first did, and the other ranks whose processes have ended."""
+    ways: dict[str, list[int]] = {}
+    killed: list[int] = []
+    for answer in answers:
+        if answer.death is None or answer.rank == rank:
+            continue
+        if answer.death.is_killed:
+            killed.append(answer.rank)
+        else:
+            way = describe_exit(answer.death.code, answer.death.killed_for)
+            ways.setdefault(way, []).append(answer.rank)
+    own = describe_exit(death.code, death.killed_for)
+    same = ways.pop(own, [])
+    parts = [f"rank {rank} {own} while the cell ran" + (f", {ranks_text(same)} too" if same else "")]
+    parts += [f"rank {other} {way}" for way, others in ways.items() for other in sorted(others)]
+    if killed:
+        parts.append(f"{ranks_text(killed)} then {_not_stopped(killed)}")
+    return "; ".join(parts)
 
 
 def _describe_last_memory(sample: MemorySample) -> str:
@@ -155,7 +181,7 @@ def _describe_last_memory(sample: MemorySample) -> str:
     )
 
 
-def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks: Sequence[str]) -> BaseException:
+def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], closing_lines: Sequence[str]) -> BaseException:
     raised = cause.reply.error
     assert raised is not None, "a rank that raised reports an error"
     error = _rebuild_error(raised)
@@ -169,11 +195,11 @@ def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks
             else:
                 other.append(f"rank {answer.rank} then raised {reported.type}: {_first_line(reported.message)}")
     if killed := [answer.rank for answer in answers if answer.outcome == "died"]:
-        other.append(f"rank {_join(killed)} then {_NOT_STOPPED}")
+        other.append(f"{ranks_text(killed)} then {_not_stopped(killed)}; {_FRESH_START}")
     other += _describe_stacks(answers)
     ranks = [cause.rank, *same]
-    head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"rank {_join(ranks)} raised:"
-    return with_traceback(error, [head, *raised.traceback, *other, *remarks])
+    head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"{ranks_text(ranks)} raised:"
+    return with_traceback(error, [head, *raised.traceback, *other, *closing_lines])
 
 
 def _rebuild_error(raised: ErrorReport) -> BaseException:
@@ -193,10 +219,6 @@ def _rebuild_error(raised: ErrorReport) -> BaseException:
         except TypeError:
             pass
     return PoolError(f"{raised.module}.{raised.type}: {raised.message}")
-
-
-def _join(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
 
 
 def _first_line(text: str) -> str:

@@ -79,14 +79,14 @@ class ImportedChanges:
         return self._modules.find_in_process()
 
     def _read_history(self) -> None:
-        """Find the attributes that cells may set which have run since the last call, before `%load_ext` included."""
+        """Find the attributes that cells run since the last call may set; the first call includes all earlier cells."""
         manager = getattr(get_ipython(), "history_manager", None)
         history: list[str] = [] if manager is None else manager.input_hist_parsed
         if len(history) < self._num_read:  # %reset
             self._num_read = 0
         for source in history[self._num_read :]:
             try:
-                with warnings.catch_warnings():  # the cell has given those of the parser
+                with warnings.catch_warnings():  # the cell has shown the warnings of the parser
                     warnings.simplefilter("ignore")
                     tree = ast.parse(source)
             except (SyntaxError, ValueError, RecursionError):  # a cell that has not run

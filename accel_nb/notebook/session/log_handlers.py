@@ -22,7 +22,7 @@ from accel_nb.runtime.process.user_code import modules_imported_after
 
 
 def read_handlers() -> list[dict[str, Any]]:
-    """Return the handlers of this process that workers copy or stand for, JSON-ready, with their loggers' names."""
+    """Return the handlers of this process that workers copy or replace, JSON-ready, with their loggers' names."""
     return [item for _, item in _own_handlers()]
 
 
@@ -46,15 +46,15 @@ class ChangedHandlers:
         for handler, item in list(_own_handlers()):
             if item in self._before:
                 continue
-            stands_for = None
+            replaced_target = None
             if _is_copied(item["target"]):
-                stands_for = item["target"]
-                added.append({**item, "is_further": stands_for in _targets_of_copies(item["logger"])})
+                replaced_target = item["target"]
+                added.append({**item, "is_further": replaced_target in _targets_of_copies(item["logger"])})
             elif type(handler).__module__ not in imported:  # else a library that the cell has imported adds it
                 lines.append(_ONLY_HERE.format(kind=type(handler).__name__, logger=item["logger"] or "root"))
             else:
                 continue
-            _mark_as_copy(handler, item, stands_for)
+            _mark_as_copy(handler, item, replaced_target)
         self._last_module = next(reversed(sys.modules))
         changes = {"removed_handlers": removed, "added_handlers": added}
         return {name: found for name, found in changes.items() if found}, lines
@@ -137,7 +137,7 @@ def set_handlers(handlers: list[dict[str, Any]]) -> None:
             copied = _FileCopy(target, item["encoding"])
         else:
             senders = [own for own in logger.handlers if isinstance(own, RecordSender) and own.target == target]
-            if senders:  # for two handlers of one class, to both of which the notebook gives each record
+            if senders:  # for two handlers of one class, both of which handle each record in the notebook
                 senders[0].setLevel(min(senders[0].level, item["level"]))
                 continue
             copied = RecordSender(item["logger"], target)
@@ -145,10 +145,10 @@ def set_handlers(handlers: list[dict[str, Any]]) -> None:
 
 
 def send_records(send: Send) -> None:
-    """Make the handlers that stand for others of the notebook send their records by ``send``."""
+    """Make the handlers that replace others of the notebook send their records by ``send``."""
     for _, copied in _copies():
         if isinstance(copied, RecordSender):
-            copied.send_note = send
+            copied.send = send
 
 
 def _add(handler: logging.Handler, logger: logging.Logger, item: dict[str, Any]) -> None:
@@ -161,9 +161,9 @@ def _add(handler: logging.Handler, logger: logging.Logger, item: dict[str, Any])
     logger.propagate = item["propagate"]
 
 
-def _mark_as_copy(handler: Any, item: dict[str, Any], stands_for: str | None) -> None:
-    """Mark a handler of this process as a copy; ``stands_for`` is the target of the notebook's, if that has one."""
-    handler.is_copy, handler.logger_name, handler.stands_for = True, item["logger"], stands_for
+def _mark_as_copy(handler: Any, item: dict[str, Any], replaced_target: str | None) -> None:
+    """Mark a handler of this process as a copy; ``replaced_target`` is the target of the notebook's, or None."""
+    handler.is_copy, handler.logger_name, handler.replaced_target = True, item["logger"], replaced_target
 
 
 def seek_ends() -> None:
@@ -222,14 +222,14 @@ def _copies() -> Iterator[tuple[logging.Logger, logging.Handler]]:
 
 
 def _copied_targets() -> set[tuple[str, str]]:
-    """Return the logger's name and the target of each copy that stands for a handler of the notebook."""
+    """Return the logger's name and the target of each handler that replaces one of the notebook."""
     names = {"" if logger is logging.root else logger.name for logger, _ in _copies()}
     return {(name, target) for name in names for target in _targets_of_copies(name)}
 
 
 def _targets_of_copies(name: str) -> list[str]:
     """Return the targets of the handlers of the notebook for which a logger has copies."""
-    targets = [getattr(own, "stands_for", None) for own in logging.getLogger(name or None).handlers]
+    targets = [getattr(own, "replaced_target", None) for own in logging.getLogger(name or None).handlers]
     return [target for target in targets if target is not None]
 
 

@@ -69,7 +69,7 @@ def _is_in_library(attribute: AssignedAttribute, namespace: dict[str, Any]) -> b
 
 
 class _Scope:
-    """The nodes of a module, or of a function without those of the functions inside, which are scopes of their own."""
+    """The nodes of a module or a function, without the nodes of inner functions, which are separate scopes."""
 
     def __init__(self, root: ast.AST) -> None:
         self.nodes: list[ast.AST] = [root]

@@ -111,7 +111,7 @@ class ImportedModuleRecord:
         if not changed:
             return []
         line = f"reloaded on the workers: {', '.join(sorted(changed))}"
-        edited = sorted(name for name, how in changed.items() if how == "edited" and name in sys.modules)
+        edited = sorted(name for name, mode in changed.items() if mode == "edited" and name in sys.modules)
         if edited and not _has_autoreload():
             line += f" · edited, and the notebook itself still has the old code of {', '.join(edited)}"
         return [line]
@@ -181,8 +181,8 @@ class WorkerModules:
         self._find_new_imports()
         known = {name: file for name, file in self._files.items() if name in sys.modules}
         imports = {name: set(_find_imports(name, file, self._read(file), known)) for name, file in known.items()}
-        modes: dict[str, ReloadMode] = {name: how for name, how in changed.items() if name in known}
-        for name in _find_importers([name for name, how in modes.items() if how == "edited"], imports):
+        modes: dict[str, ReloadMode] = {name: mode for name, mode in changed.items() if name in known}
+        for name in _find_importers([name for name, mode in modes.items() if mode == "edited"], imports):
             modes.setdefault(name, "edited")
         for name in _sort_by_imports(modes, imports):
             stamp = self._stamp_of(known[name])
@@ -212,10 +212,10 @@ class WorkerModules:
         except OSError:  # reloading the module, if needed, raises the error
             return b""
 
-    def _reload_one(self, module: types.ModuleType, how: ReloadMode) -> None:
+    def _reload_one(self, module: types.ModuleType, mode: ReloadMode) -> None:
         importlib.invalidate_caches()
         load = partial(_load_again, spec=module.__spec__)  # superreload removes the attribute
-        if how == "again":
+        if mode == "again":
             load(module)
             return
         _superreload()(module, load, self._old_objects)
@@ -226,7 +226,7 @@ class WorkerModules:
 
 
 def _load_again(module: types.ModuleType, spec: ModuleSpec | None) -> types.ModuleType:
-    """Reload a module; one that was loaded from a file by hand, which no import finds, from the file of ``spec``."""
+    """Reload a module; one that code has loaded by its spec, and that no import finds, from the file of ``spec``."""
     try:
         return importlib.reload(module)
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler
 from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME, ImportedChanges
 from accel_nb.notebook.session.log_handlers import seek_ends
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
-from accel_nb.notebook.session.own_modules import OwnModules
+from accel_nb.notebook.session.own_modules import SentUserModules
 from accel_nb.notebook.session.process_settings import apply_returned
 from accel_nb.notebook.session.registered_functions import RegisteredFunctions
 from accel_nb.notebook.session.replica_check import find_different_names
@@ -39,7 +39,7 @@ from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.objects.object_kinds import is_module
 from accel_nb.pool.sync.paths.function_caches import cached_functions, has_changeable_results
 from accel_nb.pool.sync.paths.object_paths import readable_path, referenced_objects, root_name
-from accel_nb.pool.sync.paths.replaced_objects import describe_other_uses, put_in_place
+from accel_nb.pool.sync.paths.replaced_objects import describe_other_uses, replace_references
 from accel_nb.pool.sync.reductions.open_files import is_open_for_writing
 from accel_nb.pool.sync.references import referred_names
 from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
@@ -57,7 +57,7 @@ class NamespaceSession:
     _receiver: ResultReceiver = field(default_factory=ResultReceiver)
     _environment: EnvironmentSync = field(default_factory=EnvironmentSync)
     _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
-    _own_modules: OwnModules = field(default_factory=OwnModules)
+    _own_modules: SentUserModules = field(default_factory=SentUserModules)
     _imported: ImportedChanges = field(default_factory=ImportedChanges)
     _registered: RegisteredFunctions = field(default_factory=lambda: RegisteredFunctions(knows_present=False))
     _set_order: SetOrder = field(default_factory=lambda: SetOrder(has_same_hashes=has_fixed_hashes()))
@@ -67,7 +67,7 @@ class NamespaceSession:
     _has_lost_ranks: bool = False
     _has_equal_ranks: bool = True
     """Whether the cell that was packed last does the same on all ranks."""
-    _kept: dict[str, str] = field(default_factory=dict)
+    _not_returned: dict[str, str] = field(default_factory=dict)
     """By path, why the newest value of a name or of a part of it is only on the workers."""
     references: dict[str, list[str]] = field(default_factory=dict)
     """For names whose values are only on the workers: the names to which their code refers, which cells use too."""
@@ -75,7 +75,7 @@ class NamespaceSession:
     @property
     def only_on_workers(self) -> dict[str, str]:
         """The values whose newest versions are only on the workers, as code would write them, with the reasons."""
-        return {readable_path(path): reason for path, reason in self._kept.items()}
+        return {readable_path(path): reason for path, reason in self._not_returned.items()}
 
     @property
     def user_names(self) -> Mapping[str, Any]:
@@ -94,7 +94,7 @@ class NamespaceSession:
         self._registry.forget()
         self._environment.reset()
         self._own_modules.clear()
-        self._kept = {}
+        self._not_returned = {}
         self.references = {}
 
     def require_sendable(self, names: Iterable[str]) -> None:
@@ -153,7 +153,7 @@ class NamespaceSession:
             codes = list(notebook_code_objects(self.namespace[name] for name in needed))
             lines += self._describe_differences(cell, resolved, needed, codes, prepared.sent_paths)
             modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
-            modules += self._own_modules.collect_loaded_by_hand()
+            modules += self._own_modules.collect_loaded_from_specs()
             chosen = resolved.config.ranks or range(pool.size)
             request = replace(
                 _request_of(cell, names, resolved),
@@ -161,7 +161,7 @@ class NamespaceSession:
                 assigned=tuple(sorted(item.to_text() for item in assigned)),
                 submodules=find_submodules(cell.tree, self.namespace),
                 shared=tuple(self.shared_names),
-                kept=tuple(self._contained_names(names.bound)),
+                contained=tuple(self._contained_names(names.bound)),
                 sources=self._environment.new_sources(codes),
                 rng_digest=digest,
                 has_rng=states is not None,
@@ -170,12 +170,12 @@ class NamespaceSession:
                 modules=tuple(modules),
                 reloaded=reloaded,
                 lines=tuple(self._modules.describe_reloads(reloaded)),
-                is_partial=len(chosen) < pool.size,
+                is_on_some_ranks=len(chosen) < pool.size,
                 first_rank=min(chosen),
                 has_lost_ranks=self._has_lost_ranks,
             )
-            does_the_same = request.is_plain and not (request.may_depend_on_rank or request.is_partial)
-            self._has_equal_ranks = does_the_same or pool.size == 1
+            has_equal_ranks = request.is_plain and not (request.may_depend_on_rank or request.is_on_some_ranks)
+            self._has_equal_ranks = has_equal_ranks or pool.size == 1
             lines += self._registered.describe_new(is_worker=False)
             lines += [*notes, *(f"left out: {problem}" for problem in prepared.left_out.values())]
             poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
@@ -254,9 +254,9 @@ class NamespaceSession:
                 continue
             received = self._receiver.receive(returned, answer.payloads, self.namespace, self._registry.shared_ids)
             names = received.paths
-            read = {path for path in received.kept if self._registry.record_read(path, self.namespace)}
+            read = {path for path in received.not_returned if self._registry.record_read(path, self.namespace)}
             self._set_order.record_returned(names)
-            self._registry.record_sent(names, self.namespace, received.sums)
+            self._registry.record_sent(names, self.namespace, received.checksums)
             self._registry.record_deleted(received.removed)
             if self.namespace.pop(RETURNED_NAME, None) is not None:
                 self._registry.record_deleted([RETURNED_NAME])
@@ -266,32 +266,36 @@ class NamespaceSession:
             returned_names |= arrived
             if changed_names is not None:
                 changed_names |= arrived
-            was_kept = any(_name_of(path) in arrived for path in self._kept)  # since an earlier cell, of any kind
-            self._has_equal_ranks = self._has_equal_ranks and not was_kept
-            self._kept = {path: why for path, why in self._kept.items() if _name_of(path) not in arrived}
+            has_earlier = any(
+                _name_of(path) in arrived for path in self._not_returned
+            )  # since an earlier cell, of any kind
+            self._has_equal_ranks = self._has_equal_ranks and not has_earlier
+            self._not_returned = {
+                path: why for path, why in self._not_returned.items() if _name_of(path) not in arrived
+            }
             self.references = {name: names for name, names in self.references.items() if name not in arrived}
             self.references |= answer.reply.references
             reasons: dict[str, str] = {}
-            for name, reason in (received.kept | received.failed).items():
+            for name, reason in (received.not_returned | received.failed).items():
                 if name not in names and name not in read and name.isidentifier():
                     self._registry.record_worker_only(name, self.namespace)
                 if reason:
                     reasons[name] = reason
-            self._kept |= reasons
+            self._not_returned |= reasons
             if reasons:
                 listed = ", ".join(f"{readable_path(path)} ({reason})" for path, reason in reasons.items())
                 fetch = dict.fromkeys(_name_of(path) for path, reason in reasons.items() if reason.endswith("large"))
                 hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
                 lines.append(f"stayed on the workers: {listed}{hint}")
             lines += [
-                f"{name} is a new object, since the cell changed its layers; what else refers to "
-                "it has the model of before"
+                f"{name} is a new object, since the cell changed its layers; other variables that refer "
+                "to it still have the earlier model"
                 for name, old in received.replaced.items()
                 if is_module(old)
             ]
             others = {name: old for name, old in received.replaced.items() if not is_module(old)}
             received.replaced.clear()
-            outdated = self._put_in_place(others) if others else {}
+            outdated = self._replace_references(others) if others else {}
             lines += outdated.values()
             lines += [] if received.items is None else received.items.describe_other_uses(outdated)
         self._registry.record_different(find_different_names(list(answers)))
@@ -302,12 +306,12 @@ class NamespaceSession:
             self._registry.record_rank_dependent()
         return lines
 
-    def _put_in_place(self, old: dict[str, Any]) -> dict[str, str]:
-        """Put new objects in the place of the ``old`` ones of these names; return lines about what keeps an old one.
+    def _replace_references(self, old: dict[str, Any]) -> dict[str, str]:
+        """Replace references to ``old`` objects by the present values of their names, and empty ``old``.
 
-        The lines are by name; ``old`` is emptied.
+        Return by name a line for each old object that is still referred to elsewhere.
         """
-        rebound = put_in_place(old, self.user_names, self.namespace)
+        rebound = replace_references(old, self.user_names, self.namespace)
         outdated = [name for name in self._registry.shared_names() if name in rebound]
         self._registry.forget(outdated)
         self._registry.record_outdated(outdated)
@@ -349,7 +353,10 @@ def _describe_files(names: Iterable[str], namespace: Mapping[str, Any]) -> list[
 def _bodies_of(
     request: RunRequest, payloads: Payloads, chosen: Collection[int], size: int
 ) -> dict[int, dict[str, Any]]:
-    """Return the request by rank. If it has news, every rank receives them, so that all have the same afterwards."""
+    """Return the request by rank.
+
+    If it has values, modules or settings, ranks that do not run the cell receive it too: afterwards all have the same.
+    """
     body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
     ranks = range(size) if payloads or request.modules or request.reloaded or request.settings else chosen
     return {rank: body if rank in chosen else idle_body for rank in ranks}

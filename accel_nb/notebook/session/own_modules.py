@@ -25,21 +25,21 @@ _ModulesKey = tuple[int, str]
 
 
 @dataclass(slots=True)
-class OwnModules:
+class SentUserModules:
     """The record of the modules that were sent to the workers of a pool."""
 
     _stamps: dict[str, FileStamp] = field(default_factory=dict)
     _imports: dict[str, tuple[FileStamp | None, list[str]]] = field(default_factory=dict)
-    """By file its stamp, and the modules that it imports."""
+    """By file its modification time and size, and the modules that it imports."""
     _left_out: set[str] = field(default_factory=set)
     _imported: list[str] = field(default_factory=list)
     """The top-level names of the user's imported modules."""
     _imported_key: _ModulesKey = (0, "")
     """The state of `sys.modules` for which `_imported` is valid."""
-    _by_hand: dict[str, str] = field(default_factory=dict)
-    """By name the files of modules that no import finds."""
-    _by_hand_key: _ModulesKey = (0, "")
-    """The state of `sys.modules` for which `_by_hand` is valid."""
+    _from_specs: dict[str, str] = field(default_factory=dict)
+    """By name the files of modules that code has loaded by their specs and that no import finds."""
+    _from_specs_key: _ModulesKey = (0, "")
+    """The state of `sys.modules` for which `_from_specs` is valid."""
 
     def clear(self) -> None:
         """Record that workers have no modules of the notebook."""
@@ -74,16 +74,16 @@ class OwnModules:
                 waiting += self._imports_in(file)
         return found, lines
 
-    def collect_loaded_by_hand(self) -> list[SentModule]:
+    def collect_loaded_from_specs(self) -> list[SentModule]:
         """Return those modules of this process that no import finds and that workers lack or have in an older version.
 
         Code has loaded them by their specs, as PyTorch Geometric loads the files that it generates for a class.
         """
-        if (key := _modules_key()) != self._by_hand_key:
-            self._by_hand_key = key
+        if (key := _modules_key()) != self._from_specs_key:
+            self._from_specs_key = key
             files = {name: source_file_of(module) for name, module in list(sys.modules.items())}
-            self._by_hand = {name: file for name, file in files.items() if file is not None and not _is_found(name)}
-        sent = (self._read(name, file, is_package=_is_package(file)) for name, file in self._by_hand.items())
+            self._from_specs = {name: file for name, file in files.items() if file is not None and not _is_found(name)}
+        sent = (self._read(name, file, is_package=_is_package(file)) for name, file in self._from_specs.items())
         return [module for module in sent if module is not None]
 
     def _imported_here(self) -> list[str]:
@@ -121,7 +121,7 @@ class OwnModules:
 
 
 def _modules_key() -> _ModulesKey:
-    """Return how many modules are imported and the newest one, since a look at each of them takes milliseconds."""
+    """Return how many modules are imported and the newest one, since visiting each of them takes milliseconds."""
     return len(sys.modules), next(reversed(sys.modules))
 
 
@@ -139,7 +139,9 @@ def _find(name: str) -> ModuleSpec | None:
         path = spec.submodule_search_locations
     if parent and path is None:  # no package, and without a path finders would look for the last part of the name alone
         return None
-    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)  # very old ones have none
+    finders = (
+        getattr(finder, "find_spec", None) for finder in sys.meta_path
+    )  # finders of the old protocol have no such method
     try:
         return next((spec for find in finders if find is not None and (spec := find(name, path)) is not None), None)
     except KeyError:  # a namespace package looks its parent up in sys.modules

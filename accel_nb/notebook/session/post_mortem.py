@@ -8,7 +8,7 @@ from typing import Any
 
 from accel_nb.config import Config, Layer, flags_to_line
 from accel_nb.config.byte_sizes import size_text
-from accel_nb.forecast.plans import Forecast, Plan, largest_share, smallest
+from accel_nb.forecast.plans import Forecast, Plan, max_samples_per_rank, smallest_plan
 from accel_nb.forecast.request import ForecastRequest
 from accel_nb.forecast.table import explain
 from accel_nb.notebook.messages import RankAnswer
@@ -29,43 +29,43 @@ def describe_out_of_memory(
     reports = [(answer.rank, answer.reply.memory) for answer in answers if answer.reply.memory is not None]
     if not reports:
         return []
-    rank, found = min(reports, key=lambda report: report[0])
+    rank, report = min(reports, key=lambda item: item[0])
     others = ", ".join(str(other) for other, _ in reports if other != rank)
     return [
         "",
-        *_describe_failure(rank, found),
+        *_describe_failure(rank, report),
         *([f"  rank {others} ran out of memory as well"] if others else []),
-        *_describe_holders(found),
-        *_describe_remedies(found, names, config, specs),
+        *_describe_holders(report),
+        *_describe_remedies(report, names, config, specs),
     ]
 
 
-def _describe_failure(rank: int, found: OutOfMemoryReport) -> Iterator[str]:
-    requested = "" if found.requested is None else f"{size_text(found.requested)} were requested, "
-    yield f"Memory of rank {rank} ({found.device}): {requested}{size_text(found.free)} were free"
-    places = [found.line, f"in {found.module}" if found.module else ""]
-    if any(places):
-        yield "  at " + "   ".join(place for place in places if place)
+def _describe_failure(rank: int, report: OutOfMemoryReport) -> Iterator[str]:
+    requested = "" if report.requested is None else f"{size_text(report.requested)} were requested, "
+    yield f"Memory of rank {rank} ({report.device}): {requested}{size_text(report.free)} were free"
+    locations = [report.line, f"in {report.module}" if report.module else ""]
+    if any(locations):
+        yield "  at " + "   ".join(location for location in locations if location)
 
 
-def _describe_holders(found: OutOfMemoryReport) -> Iterator[str]:
-    held = [(kind, found.held.get(kind, 0)) for kind in _KINDS]
-    held += [("not in tensors", found.unattributed), ("cached", found.cached)]
-    shown = [(kind if kind != "tensors" else "other tensors", size_text(size)) for kind, size in held if size]
+def _describe_holders(report: OutOfMemoryReport) -> Iterator[str]:
+    bytes_by_kind = [(kind, report.bytes_by_kind.get(kind, 0)) for kind in _KINDS]
+    bytes_by_kind += [("not in tensors", report.unattributed), ("cached", report.cached)]
+    shown = [(kind if kind != "tensors" else "other tensors", size_text(size)) for kind, size in bytes_by_kind if size]
     widths = [max(len(kind), len(size)) for kind, size in shown]
     yield "  held: " + "  ".join(kind.rjust(width) for (kind, _), width in zip(shown, widths, strict=True))
     yield "        " + "  ".join(size.rjust(width) for (_, size), width in zip(shown, widths, strict=True))
-    if found.holders:
+    if report.holders:
         yield "  most of it by"
-        yield from (f"    {size_text(holder.nbytes):>8}  {holder.description}" for holder in found.holders)
+        yield from (f"    {size_text(holder.nbytes):>8}  {holder.description}" for holder in report.holders)
 
 
 def _describe_remedies(
-    found: OutOfMemoryReport, names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
+    report: OutOfMemoryReport, names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
 ) -> Iterator[str]:
     if "torch" not in sys.modules:
         return
-    request = ForecastRequest(None, Layer("flags", {}, "the cell"), memory=found.usable)
+    request = ForecastRequest(None, Layer("flags", {}, "the cell"), memory=report.usable)
     try:
         forecast = forecast_notebook(request, names, config, [spec.device for spec in specs])
     except Exception as error:  # the user's model or data may raise anything; the cell's own error is raised instead
@@ -78,47 +78,55 @@ def _describe_remedies(
         yield f"  what would fit is not known: {'; '.join(forecast.notes)}"
         return
     changes = list(_forecast_changes(forecast, config))
-    room = forecast.setting.room
-    yield f"  by forecast these would take, of {size_text(room)} on each rank:"
-    for size, what in changes:
-        yield f"    {size_text(size):>8}  {'fits ' if size <= room else 'lacks'}  {what}"
-    if all(size > room for size, _ in changes):
+    available = forecast.setting.device_bytes
+    yield f"  by forecast these would take, of {size_text(available)} on each rank:"
+    for size, description in changes:
+        yield f"    {size_text(size):>8}  {'fits ' if size <= available else 'lacks'}  {description}"
+    if all(size > available for size, _ in changes):
         yield f"  {explain(forecast)}"
 
 
-def _forecast_changes(found: Forecast, config: Config) -> Iterator[tuple[int, str]]:
+def _forecast_changes(forecast: Forecast, config: Config) -> Iterator[tuple[int, str]]:
     """Yield bytes and a description of each change: a smaller batch, sharding, activation checkpointing."""
-    setting = found.setting
-    supported = [plan for plan in found.plans if plan.is_supported]
+    setting = forecast.setting
+    supported = [plan for plan in forecast.plans if plan.is_supported]
     if config.strategy == "auto":
-        current = [plan for plan in supported if plan.layout.engine == "torch"]
+        current = [plan for plan in supported if plan.layout.sharding == "torch"]
     else:
         current = [plan for plan in supported if plan.layout.options.get("strategy") == config.strategy]
-    current_plan = next((plan for plan in current if plan.checkpoints == config.activation_checkpointing), None)
+    current_plan = next((plan for plan in current if plan.is_checkpointed == config.activation_checkpointing), None)
     if current_plan is None:
         return
-    share = _smaller_share(current_plan, found)
+    share = _smaller_share(current_plan, forecast)
     if share is not None:
-        parts = setting.share // share
-        saved = current_plan.usage.activations - current_plan.usage.activations * share // setting.share
+        parts = setting.samples_per_rank // share
+        saved = current_plan.usage.activations - current_plan.usage.activations * share // setting.samples_per_rank
         yield (
             current_plan.usage.total - saved,
             f"batch_size={setting.batch_size // parts} in the loader and --accumulate {parts * config.accumulate}, "
             "which trains the same",
         )
-    divided = [plan for plan in supported if plan not in current and plan.checkpoints == current_plan.checkpoints]
+    divided = [
+        plan for plan in supported if plan not in current and plan.is_checkpointed == current_plan.is_checkpointed
+    ]
     checkpointed = [
-        plan for plan in current if plan.layout == current_plan.layout and plan.checkpoints > current_plan.checkpoints
+        plan
+        for plan in current
+        if plan.layout == current_plan.layout and plan.is_checkpointed > current_plan.is_checkpointed
     ]
     for plans in (divided, checkpointed):
         if plans:
-            plan = smallest(plans, setting)
+            plan = smallest_plan(plans, setting)
             yield plan.usage.total, flags_to_line(Layer("flags", plan.options, "plan"))
 
 
-def _smaller_share(plan: Plan, found: Forecast) -> int | None:
+def _smaller_share(plan: Plan, forecast: Forecast) -> int | None:
     """Return the largest divisor of a rank's share of the batch that fits, None if none does."""
-    setting = found.setting
-    room = largest_share(plan, setting)
-    fitting = [share for share in range(1, setting.share) if setting.share % share == 0 and share <= room]
-    return max(fitting, default=None)
+    setting = forecast.setting
+    available = max_samples_per_rank(plan, setting)
+    divisors = [
+        share
+        for share in range(1, setting.samples_per_rank)
+        if setting.samples_per_rank % share == 0 and share <= available
+    ]
+    return max(divisors, default=None)

@@ -92,21 +92,21 @@ class ChangedSettings:
         self._functions = RegisteredFunctions(knows_present=True)
 
     def find(self) -> tuple[dict[str, Any], list[str]]:
-        """Return the changes, for `apply_settings` in the notebook, and lines about those that it does not get."""
+        """Return the changes, for `apply_settings` in the notebook, and lines about changes that are not sent."""
         handlers, lines = self._handlers.find()
         lines += self._functions.describe_new(is_worker=True)
         return find_changes(self._before, _read_all(self._before)) | handlers, lines
 
 
 def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of ``now`` that ``before`` lacks or that differ; of a dict, the items that do."""
+    """Return the settings of ``now`` that ``before`` lacks or has with another value; of dicts only such items."""
     found: dict[str, Any] = {}
     for name, value in now.items():
-        known: Any = before.get(name)
-        if name in before and known == value:
+        old: Any = before.get(name)
+        if name in before and old == value:
             continue
-        has_items = isinstance(value, dict) and isinstance(known, dict)
-        found[name] = find_changes(known, value) if has_items else value
+        has_items = isinstance(value, dict) and isinstance(old, dict)
+        found[name] = find_changes(old, value) if has_items else value
     return found
 
 
@@ -192,7 +192,7 @@ def apply_returned(settings: Mapping[str, Any]) -> list[str]:
     for name, value in settings.items():
         try:
             _SETTERS[name](value)
-        except Exception as error:  # the values of the cell are applied even so
+        except Exception as error:  # the values of the cell are applied nevertheless
             lines.append(
                 f"the notebook keeps its setting {name}: the cell's is refused here ({type(error).__name__}: {error})"
             )
@@ -205,7 +205,7 @@ def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
     variables = {name: value for name, value in notebook_variables().items() if name != GPU_VARIABLE}
     found["variables"] = {**dict.fromkeys(before.get("variables", ())), **variables}
     found["sys_path"] = [entry for entry in sys.path if isinstance(entry, str)]
-    if (torch := sys.modules.get("torch")) is not None:  # the notebook's number is not that of the workers
+    if (torch := sys.modules.get("torch")) is not None:  # workers have their own number of threads
         found["torch_threads"] = torch.get_num_threads()
     with suppress(FileNotFoundError):  # the folder may have been deleted
         found["folder"] = os.getcwd()
@@ -215,8 +215,8 @@ def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
 def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
     """Return the parameters of matplotlib that differ from its defaults, or that did at the previous call.
 
-    A cycle of colors is returned as text, which matplotlib evaluates as the literal that it is. Objects in a list, as
-    the strokes of `matplotlib.pyplot.xkcd`, are left out: they have no such text.
+    A cycle of colors is returned as the text of a literal, which matplotlib evaluates. Objects in a list, as the
+    strokes of `matplotlib.pyplot.xkcd`, are left out: no literal describes them.
     """
     defaults = dict(dict.items(matplotlib.rcParamsDefault))
     found: dict[str, Any] = {}
@@ -261,12 +261,12 @@ def _read_plot_backend(matplotlib: Any) -> str:
 
     Workers have no windows.
     """
-    backend = dict.get(matplotlib.rcParams, "backend")  # reading it otherwise would choose one
+    backend = dict.get(matplotlib.rcParams, "backend")  # an ordinary look-up would choose a backend
     return backend if isinstance(backend, str) and backend.lower() in _FILE_BACKENDS else _INLINE_BACKEND
 
 
 def _read_figure_formats(backend: Any) -> list[Any]:
-    """Return the settings of `%config InlineBackend`: formats, arguments to print figures, whether these are closed."""
+    """Return the settings of `%config InlineBackend`: formats, arguments of printing, whether figures are closed."""
     arguments = {name: value for name, value in backend.print_figure_kwargs.items() if isinstance(value, _PLAIN)}
     return [sorted(backend.figure_formats), arguments, backend.close_figures]
 
@@ -279,10 +279,10 @@ def _set_figure_formats(values: list[Any]) -> None:
         backend.figure_formats, backend.close_figures = set(formats), closes
 
 
-def _set_shown_values(which: str) -> None:
-    """Set which values of a cell are shown: that of the last expression, or all, for example."""
+def _set_shown_values(mode: str) -> None:
+    """Set which values of a cell are shown, as ``last_expr`` or ``all``."""
     if (shell := get_ipython()) is not None:
-        shell.ast_node_interactivity = which
+        shell.ast_node_interactivity = mode
 
 
 def _set_text_format(values: Mapping[str, Any]) -> None:
@@ -313,7 +313,7 @@ def _flat_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 @functools.lru_cache(maxsize=1)
 def _changed_options(values: str) -> frozenset[str]:
-    """Return the names of pandas' options that differ from its defaults; ``values``, of all, is the cache's key."""
+    """Return the names of pandas' options that differ from its defaults; the ``values`` of all are the cache key."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # at an option that is deprecated
         text = importlib.import_module("pandas").describe_option("", _print_desc=False)
@@ -414,7 +414,7 @@ def _set_warnings(entries: list[list[Any]]) -> None:
 
 
 def _find_category(module: str, name: str) -> type[Warning]:
-    """Return a class of warnings; one that stands for it if this process does not have it, or not yet."""
+    """Return a class of warnings; a placeholder if this process has not imported it."""
     parts = name.split(".")
     found: Any = functools.reduce(lambda owner, part: getattr(owner, part, None), parts, sys.modules.get(module))
     if isinstance(found, type):

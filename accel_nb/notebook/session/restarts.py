@@ -87,8 +87,8 @@ def _find_resume(config: Config, earlier: Mapping[str, str] | None) -> str | Non
     present = _list_checkpoints(config)
     if earlier is None or present is None:
         return "auto"
-    own = next((name for name, key in present.items() if earlier.get(name) != key), None)
-    return None if own is None else f"{str(config.checkpoint.dir).rstrip('/')}/{own}"
+    saved = next((name for name, key in present.items() if earlier.get(name) != key), None)
+    return None if saved is None else f"{str(config.checkpoint.dir).rstrip('/')}/{saved}"
 
 
 def _describe_start(config: Config, resume: str | None) -> str:

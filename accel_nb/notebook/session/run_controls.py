@@ -12,12 +12,12 @@ from accel_nb.telemetry.actions import (
     IS_BEING_SAVED,
     Action,
     Inspect,
-    MapMemory,
     SaveNow,
-    ScaleRate,
-    SetInterval,
-    SetRate,
+    ScaleLearningRate,
+    SetLearningRate,
+    SetReportInterval,
     StopAfterStep,
+    TakeMemorySnapshot,
     read_action,
     to_message,
 )
@@ -84,8 +84,8 @@ class RunControls:
         # A save continues after the step: its outcome is reported by an event when it has ended.
         is_saving = isinstance(action, SaveNow | StopAfterStep) and request.text.endswith(IS_BEING_SAVED)
         self.show_message(describe_outcome(action, request), not is_saving)
-        # A memory map does not change the training.
-        if request.step is not None and not isinstance(action, MapMemory):
+        # A memory snapshot does not change the training.
+        if request.step is not None and not isinstance(action, TakeMemorySnapshot):
             self.record_event(ControlApplied(request.rank, request.step, time.time(), request.text))
 
     def _is_over_rate_limit(self) -> bool:
@@ -108,12 +108,12 @@ def _describe_pending(action: Action) -> str:
         return "stopping after this step"
     if isinstance(action, SaveNow):
         return "saving after this step"
-    if isinstance(action, SetInterval):
+    if isinstance(action, SetReportInterval):
         return f"reporting every {action.steps:,} steps from the next one on"
-    if isinstance(action, MapMemory):
-        return "mapping the memory after this step"
+    if isinstance(action, TakeMemorySnapshot):
+        return "taking a memory snapshot after this step"
     words: dict[type, Callable[[Any], str]] = {
-        ScaleRate: lambda action: f"learning rate times {action.factor:g}",
-        SetRate: lambda action: f"learning rate {action.value:g}",
+        ScaleLearningRate: lambda action: f"learning rate times {action.factor:g}",
+        SetLearningRate: lambda action: f"learning rate {action.value:g}",
     }
     return f"{words[type(action)](action)} after this step"

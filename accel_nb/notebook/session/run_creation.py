@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel_nb.config import Resolved
+from accel_nb.config.message_text import ranks_text
 from accel_nb.notebook.cells.cell_analysis import CellNames
 from accel_nb.notebook.cells.loop_plan import find_loop_plan
 from accel_nb.notebook.output.cell_output import make_output
@@ -63,9 +64,5 @@ def create_run(
     )
     lines = [*resolved.notes, *metrics, *(() if cell.call is None else cell.call.notes)]
     if config.ranks is not None and 0 not in config.ranks and names.bound:
-        lines.append(f"bound on rank {_join_ranks(config.ranks)} only: {', '.join(names.bound)}")
+        lines.append(f"bound on {ranks_text(config.ranks)} only: {', '.join(names.bound)}")
     return CellRun(title, names, output, controls, config, specs, closing_lines=lines)
-
-
-def _join_ranks(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))

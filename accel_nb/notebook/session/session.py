@@ -217,7 +217,7 @@ class Session:
             try:
                 lines = apply_results(background, self.namespace_session)
             finally:
-                background.values_at_start = {}  # which would keep what the notebook deletes in memory
+                background.values_at_start = {}  # they would keep objects in memory that the notebook deletes
                 self._reset_if_worker_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         for line in lines:
@@ -325,7 +325,7 @@ class Session:
             running.output.logs,
             running.config.timeout,
             has_pool=self._workers.pool is not None and self._workers.pool.state != "failed",
-            remarks=describe_out_of_memory(answers, dict(self.namespace), running.config, running.specs),
+            closing_lines=describe_out_of_memory(answers, dict(self.namespace), running.config, running.specs),
             memory=running.output.memory,
         )
 
@@ -469,8 +469,8 @@ class Session:
                 listener,
                 payloads=packed.payloads,
                 timeout_s=running.config.timeout,
-                finishes=saves,
-                controls=running.controls.queue,
+                may_finish_step=saves,
+                actions=running.controls.queue,
                 poll_s=packed.poll_s,
             )
             self.namespace_session.record_answers(packed, outcome.answers)
@@ -490,8 +490,8 @@ class Session:
         self.collect_background()
         if (background := self._running_in_background) is not None:
             raise PoolError(
-                f"{background.status()}: variables cannot be fetched while it changes them. They come back when it has "
-                "ended; `%accelerate inspect NAMES` shows them after the next step"
+                f"{background.status()}: variables cannot be fetched while it changes them. They are returned "
+                "when it has ended; `%accelerate inspect NAMES` shows them after the next step"
             )
         return self._workers.require_pool()
 

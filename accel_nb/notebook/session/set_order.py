@@ -1,4 +1,4 @@
-"""Sets that are iterated in another order on the workers than in the notebook.
+"""Sets whose iteration order differs between the workers and the notebook.
 
 The order of strings depends on the hash seed of the process, that of numbers on the order in which they were added.
 """
@@ -29,28 +29,28 @@ class SetOrder:
         """``has_same_hashes``: strings have the same hashes on the workers, as with PYTHONHASHSEED."""
         self._has_same_hashes = has_same_hashes
         # The names of sets of strings that the notebook made and the workers have copies of.
-        self._of_strings: set[str] = set()
+        self._string_sets: set[str] = set()
         # The names of strings, and of containers of strings, from which a cell may make sets.
-        self._text: set[str] = set()
-        # The names of values with sets of items with the same hashes there, whose copies have another order even so.
-        self._refilled: set[str] = set()
+        self._string_values: set[str] = set()
+        # The names of values with sets that a copy reorders, although their items have the same hashes on the workers.
+        self._reordered_sets: set[str] = set()
 
     def record_sent(self, names: Iterable[str], namespace: Mapping[str, Any]) -> None:
         """Record names whose values are sent to the workers."""
         for name in names:
             value = namespace.get(name)
             differs = not self._has_same_hashes
-            (self._of_strings.add if differs and _is_set_of_strings(value) else self._of_strings.discard)(name)
-            (self._text.add if differs and _has_strings(value) else self._text.discard)(name)
-            is_reordered = any(map(self._is_reordered_by_copy, _held_sets(value)))
-            (self._refilled.add if is_reordered else self._refilled.discard)(name)
+            (self._string_sets.add if differs and _is_set_of_strings(value) else self._string_sets.discard)(name)
+            (self._string_values.add if differs and _has_strings(value) else self._string_values.discard)(name)
+            is_reordered = any(map(self._is_reordered_by_copy, _contained_sets(value)))
+            (self._reordered_sets.add if is_reordered else self._reordered_sets.discard)(name)
 
     def record_returned(self, names: Iterable[str]) -> None:
         """Record names whose values were returned by the workers, in the order that later cells there iterate."""
         returned = set(names)
-        self._of_strings -= returned
-        self._text -= returned
-        self._refilled -= returned
+        self._string_sets -= returned
+        self._string_values -= returned
+        self._reordered_sets -= returned
 
     def describe(self, tree: ast.AST, names: Collection[str]) -> list[str]:
         """Return lines about the sets of a cell's names whose order may have an effect; ``tree`` is the cell's code.
@@ -59,9 +59,9 @@ class SetOrder:
         numbers that copies reorder (most are indices, over which functions iterate). They include sets that the code
         itself makes from strings of the notebook.
         """
-        found = self._of_strings.intersection(names)
+        found = self._string_sets.intersection(names)
         found = found.intersection(_iterated_names(tree)) if found else found
-        made = self._text.intersection(names)
+        made = self._string_values.intersection(names)
         made = made.intersection(_names_in_iterated_sets(tree)) if made else made
         lines = [
             f"the set {name} has another order on the workers than in the notebook, as in each process of Python: "
@@ -73,7 +73,7 @@ class SetOrder:
             "Python: results that depend on the order differ. Iterate over sorted(...) of such a set in every cell"
             for name in sorted(made)
         ]
-        if holders := sorted(self._refilled.intersection(names)):
+        if holders := sorted(self._reordered_sets.intersection(names)):
             kind = "sets" if self._has_same_hashes else "sets of numbers"
             lines.append(
                 f"{kind} in {', '.join(holders)} have another order on the workers than in the notebook, as "
@@ -82,9 +82,9 @@ class SetOrder:
             )
         return lines
 
-    def _is_reordered_by_copy(self, found: set[Any] | frozenset[Any]) -> bool:
-        order = list(found)
-        return type(found) in (set, frozenset) and all(map(self._has_same_hash, order)) and list(set(order)) != order
+    def _is_reordered_by_copy(self, items: set[Any] | frozenset[Any]) -> bool:
+        order = list(items)
+        return type(items) in (set, frozenset) and all(map(self._has_same_hash, order)) and list(set(order)) != order
 
     def _has_same_hash(self, item: Any) -> bool:
         """Return whether an item has the same hash on the workers."""
@@ -110,13 +110,13 @@ def _first_parts(value: Any) -> list[Any]:
     return [*keys, *first_items(value, _NUM_FIRST)]
 
 
-def _held_sets(value: Any) -> Iterator[set[Any] | frozenset[Any]]:
+def _contained_sets(value: Any) -> Iterator[set[Any] | frozenset[Any]]:
     """Yield the sets that a value is, refers to, or has among its first items: containers may be long."""
-    for held in reachable_values([value]):
-        if isinstance(held, set | frozenset):
-            yield held
-        elif isinstance(held, dict | list | tuple):
-            yield from (item for item in first_items(held, _NUM_FIRST) if isinstance(item, set | frozenset))
+    for item in reachable_values([value]):
+        if isinstance(item, set | frozenset):
+            yield item
+        elif isinstance(item, dict | list | tuple):
+            yield from (item for item in first_items(item, _NUM_FIRST) if isinstance(item, set | frozenset))
 
 
 def _iterated_names(tree: ast.AST) -> Iterator[str]:

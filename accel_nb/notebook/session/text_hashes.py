@@ -1,4 +1,4 @@
-"""Cells that call ``hash``: the hash of a text is another number in each process."""
+"""Cells that call ``hash``: the hash of a string differs between processes."""
 
 from __future__ import annotations
 

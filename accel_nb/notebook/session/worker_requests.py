@@ -30,16 +30,16 @@ def send_request(
     *,
     payloads: Payloads = NO_PAYLOADS,
     timeout_s: float | None = None,
-    finishes: bool = False,
-    controls: ActionQueue | None = None,
+    may_finish_step: bool = False,
+    actions: ActionQueue | None = None,
     poll_s: float = POLL_S,
 ) -> RequestOutcome:
     """Run a task on all ranks of a pool, and return their answers.
 
-    With ``finishes`` the ranks complete their step at the first interrupt, and SIGTERM counts as one.
+    With ``may_finish_step`` the ranks complete their step at the first interrupt, and SIGTERM counts as one.
     """
-    queue = controls or ActionQueue()
-    with count_interrupts(terminations=finishes) as interrupts:
+    queue = actions or ActionQueue()
+    with count_interrupts(terminations=may_finish_step) as interrupts:
         answers, reason = pool.run(
             task,
             bodies,
@@ -47,8 +47,8 @@ def send_request(
             payloads=payloads,
             num_interrupts=lambda: interrupts.count + queue.num_interrupts,
             timeout_s=timeout_s,
-            finishes=finishes,
-            controls=queue,
+            may_finish_step=may_finish_step,
+            actions=queue,
             poll_s=poll_s,
         )
     return RequestOutcome([read_answer(answer) for answer in answers], reason, interrupts.has_sigterm)

@@ -48,7 +48,7 @@ class CellAccelerators:
         if self._plain is not None:
             self._plain[1].last_share = None
 
-    def open(self) -> list[Accelerator]:
+    def open_accelerators(self) -> list[Accelerator]:
         """Return the open accelerators of cells and of the user's names, in the same order on every rank."""
         known = [accelerator for _, accelerator in list(self._own.values())]
         known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
@@ -58,19 +58,19 @@ class CellAccelerators:
     def has_prepared_explicitly(self) -> bool:
         """Return whether earlier cells have prepared objects explicitly, which the next cell may use."""
         plain = self._own.get("plain")
-        return any(item.prepared_objects for item in self.open() if plain is None or item is not plain[1])
+        return any(item.prepared_objects for item in self.open_accelerators() if plain is None or item is not plain[1])
 
-    def get(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
+    def get(self, kind: str, resolved: Resolved, *, is_on_some_ranks: bool) -> Accelerator:
         """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
         current = self._own.get(kind)
-        if current is not None and (current[0] is resolved or current[0].of_training == resolved.of_training):
+        if current is not None and (current[0] is resolved or current[0].training_key == resolved.training_key):
             return current[1]
         self._close(kind)
         world, group = self._worker.world, self._worker.group
         comm = LocalComm(world) if group is None or world.size == 1 else TorchComm(world, group)
         accelerator = Accelerator(world=world, comm=comm)
         self._own[kind] = (resolved, accelerator)
-        if kind == "explicit" and self._objects_to_prepare and not is_partial:
+        if kind == "explicit" and self._objects_to_prepare and not is_on_some_ranks:
             unattached, self._objects_to_prepare = self._objects_to_prepare, ()
             accelerator.prepare(*unattached)
         return accelerator
@@ -94,8 +94,8 @@ class CellAccelerators:
         Those with sharded models stay open until `close_suspended`: gathering a model needs all ranks, and some may
         have died.
         """
-        self._has_lost_gradients |= any(accelerator.holds_gradients for accelerator in self.open())
-        self._suspended = [accelerator for accelerator in self.open() if accelerator.sharded_tensors()]
+        self._has_lost_gradients |= any(accelerator.holds_gradients for accelerator in self.open_accelerators())
+        self._suspended = [accelerator for accelerator in self.open_accelerators() if accelerator.sharded_tensors()]
         for kind, (_, accelerator) in list(self._own.items()):
             if accelerator in self._suspended:
                 del self._own[kind]
@@ -105,8 +105,8 @@ class CellAccelerators:
             if isinstance(value, Accelerator) and value not in self._suspended:
                 value.close(is_alone=True)
 
-    def take_lines(self) -> list[str]:
-        """Return lines on what was lost since the last call."""
+    def pop_lines(self) -> list[str]:
+        """Return a line about lost gradients, if any were lost since the last call."""
         lost, self._has_lost_gradients = self._has_lost_gradients, False
         return [_LOST_GRADIENTS] if lost else []
 
@@ -117,22 +117,22 @@ class CellAccelerators:
             accelerator.close(is_alone=True)
 
     def drop_suspended(self) -> None:
-        """Drop the suspended accelerators, and what explicit cells have prepared: a rank with a part of it was lost."""
+        """Drop suspended accelerators and the objects of explicit cells: a rank with a shard of them was lost."""
         suspended, self._suspended = self._suspended, []
         self._objects_to_prepare = ()
         self._incomplete.update(suspended)
 
-    def make_rng_equal(self, request: RunRequest, seed: int | None) -> None:
+    def synchronize_rng(self, request: RunRequest, seed: int | None) -> None:
         """Make the random generators of all ranks equal at the start of a cell; loaders that shard change that.
 
         All ranks must call it, since rank 0's states are broadcast.
         """
-        diverged = [accelerator for accelerator in self.open() if accelerator.has_rank_rng]
+        diverged = [accelerator for accelerator in self.open_accelerators() if accelerator.has_rank_rng]
         if seed is not None:
             rng.set_seed(seed)
         elif diverged and not request.has_rng:
             group = self._worker.group
-            if group is None or request.is_partial:
+            if group is None or request.is_on_some_ranks:
                 return
             states = rng.capture()
             message = TorchComm(self._worker.world, group).broadcast(rng.pack(states), 0)
@@ -148,7 +148,7 @@ class CellAccelerators:
         All ranks must call it. It can be interrupted, since it waits for ranks that may have died. Values of names for
         which ``is_hidden`` returns True are not read.
         """
-        accelerators = [item for item in self.open() if item.sharded_tensors() or item.held_gradients()]
+        accelerators = [item for item in self.open_accelerators() if item.sharded_tensors() or item.held_gradients()]
         if not accelerators or self._worker.group is None:
             return None
         comm = TorchComm(self._worker.world, self._worker.group)
@@ -158,8 +158,8 @@ class CellAccelerators:
                     accelerator.complete_state()
                 tensors = [tensor for accelerator in accelerators for tensor in accelerator.sharded_tensors()]
                 names = [name for name, value in sorted(self._namespace.items()) if not is_hidden(name, value)]
-                held = [gradient for accelerator in accelerators for gradient in accelerator.held_gradients()]
-                tensors += _find_sharded_values(comm, tensors, held, [self._namespace[name] for name in names])
+                gradients = [gradient for accelerator in accelerators for gradient in accelerator.held_gradients()]
+                tensors += _find_sharded_values(comm, tensors, gradients, [self._namespace[name] for name in names])
                 if not self._worker.world.is_main:
                     sharded.serve_reads(comm, tensors)
                     return None
@@ -183,16 +183,16 @@ _LOST_GRADIENTS = (
 
 
 def _find_sharded_values(
-    comm: Communicator, known: Sequence[Tensor], held: Sequence[Tensor], values: Sequence[Any]
+    comm: Communicator, sharded_tensors: Sequence[Tensor], gradients: Sequence[Tensor], values: Sequence[Any]
 ) -> list[Tensor]:
-    """Return gradients and attributes of ``known``, ``held``, and sharded tensors in values.
+    """Return gradients and attributes of ``sharded_tensors``, ``gradients``, and sharded tensors in values.
 
     Returns none if the ranks have different ones.
     """
-    is_known = set(map(id, known))
-    found = [*held]
-    found += [tensor.grad for tensor in known if tensor.is_leaf and tensor.grad is not None]
-    found += [value for tensor in known for value in vars(tensor).values() if sharded.is_sharded(value)]
+    is_known = set(map(id, sharded_tensors))
+    found = [*gradients]
+    found += [tensor.grad for tensor in sharded_tensors if tensor.is_leaf and tensor.grad is not None]
+    found += [value for tensor in sharded_tensors for value in vars(tensor).values() if sharded.is_sharded(value)]
     found += [tensor for tensor in find_sharded_tensors(values) if id(tensor) not in is_known]
     first, *others = comm.all_gather_json([list(sharded.full_shape(tensor)) for tensor in found])
     return found if all(shapes == first for shapes in others) else []

@@ -34,13 +34,14 @@ class ImportedReturns:
         self._before = self._read()
 
     def ids(self) -> SharedObjects:
-        """Return the ids of the objects that the attributes are now, for values that refer to them."""
+        """Return the ids of the objects that the attributes have now, for values that refer to them."""
         return ImportedAttributes(read_assigned(self._assigned, self._namespace)).ids()
 
     def bind_changed(self, bound: Iterable[str]) -> list[str]:
         """Bind the attributes that have changed to `RETURNED_NAME`; return a line if some of them cannot be copied.
 
-        ``bound`` are names that the cell may have bound: those of a module's objects are to mean the notebook's.
+        ``bound`` are names that the cell may have bound. Names of a module's objects must refer to the notebook's
+        objects.
         """
         self._namespace.pop(RETURNED_NAME, None)
         modules = modules_imported_after(self._newest_module)

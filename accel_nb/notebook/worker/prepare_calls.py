@@ -27,8 +27,8 @@ class PrepareInserter(ast.NodeTransformer):
         body: list[ast.stmt] = []
         for statement in node.body:
             if _could_train(statement):
-                point = ast.Expr(ast.Call(ast.Name(_FUNCTION, ast.Load()), [], []))
-                body.append(ast.fix_missing_locations(ast.copy_location(point, statement)))
+                prepare_call = ast.Expr(ast.Call(ast.Name(_FUNCTION, ast.Load()), [], []))
+                body.append(ast.fix_missing_locations(ast.copy_location(prepare_call, statement)))
             body.append(statement)
         node.body = body
         return node
@@ -38,11 +38,11 @@ class PrepareInserter(ast.NodeTransformer):
 def bound_prepare_function(prepare: Callable[[], object]) -> Iterator[None]:
     """Bind ``prepare`` to the builtin that `PrepareInserter` inserts calls of, while the block runs."""
 
-    def point() -> None:
+    def prepare_call() -> None:
         __tracebackhide__ = True
         prepare()
 
-    setattr(builtins, _FUNCTION, point)
+    setattr(builtins, _FUNCTION, prepare_call)
     try:
         yield
     finally:

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.memory import memory_map, post_mortem
+from accel_nb.accelerator.memory import memory_snapshot, post_mortem
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_if_unprepared
 from accel_nb.accelerator.plain_cells.error_hints import explain_error
 from accel_nb.accelerator.plain_cells.unreachable_objects import release_unreachable
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
-    NO_MEMORY_MAP,
+    NO_MEMORY_SNAPSHOT,
     ControlReceiver,
     TrainingStopped,
     current_control_receiver,
@@ -78,7 +78,7 @@ class CellProgram:
         self._control_receiver = ControlReceiver(
             worker.report_action_done,
             self._describe_name,
-            self._map_memory,
+            self._report_memory_snapshot,
             lambda: worker.report_interrupt(is_raised=True),
         )
         self._accelerators = CellAccelerators(worker, self._namespace)
@@ -121,7 +121,7 @@ class CellProgram:
     def finish_step(self) -> bool:
         """Make the cell save and end after its next step; return False if it does not save or no step ends soon."""
         # A list, since `any` of a generator would not call all of them.
-        accepted = [accelerator.request_stop() for accelerator in self._accelerators.open()]
+        accepted = [accelerator.request_stop() for accelerator in self._accelerators.open_accelerators()]
         return any(accepted)
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
@@ -145,7 +145,7 @@ class CellProgram:
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
         interrupted_exchange = outcome == "raised" and any(
-            known.has_interrupted_backward for known in self._accelerators.open()
+            accelerator.has_interrupted_backward for accelerator in self._accelerators.open_accelerators()
         )
         self._lines += imported.bind_changed(request.bound)
         if before is not None:
@@ -165,7 +165,7 @@ class CellProgram:
                 outcome = "raised"
                 reply = replace(reply, error=make_error_report(problem, [f"ShippingError: {problem}"], self._namespace))
         self._result = None
-        packed = self._pack_changes(request, resolved, before, is_whole=outcome == "done")
+        packed = self._pack_changes(request, resolved, before, is_complete=outcome == "done")
         if packed is not None and before is not None:
             reply = replace(reply, returned=packed.record, references=self._references(request, before, packed.record))
             sent = {**packed.payloads, **sent}
@@ -198,7 +198,7 @@ class CellProgram:
 
     def _execute_and_finish(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell or the call, to its end or to the step after which it is stopped; return its error, or None."""
-        self._lines = self._accelerators.take_lines()
+        self._lines = self._accelerators.pop_lines()
         self._control_receiver.begin_run()
         with using_layers(resolved), _receiving_events(self._worker, self._control_receiver):
             try:
@@ -206,8 +206,8 @@ class CellProgram:
             except KeyboardInterrupt as interrupt:
                 error = interrupt
         if error is not None:
-            for known in self._accelerators.open():
-                known.end_interrupted_pass()
+            for accelerator in self._accelerators.open_accelerators():
+                accelerator.end_interrupted_pass()
         if isinstance(error, TrainingStopped) and not self._worker.was_interrupted:
             return self._finish_stopped_cell()
         return error
@@ -219,7 +219,7 @@ class CellProgram:
         if error is not None:
             lines = (
                 format_traceback(error, self._shell.InteractiveTB)
-                if isinstance(error, AccelNbError | KeyboardInterrupt)  # of which the shell stores none
+                if isinstance(error, AccelNbError | KeyboardInterrupt)  # the shell stores no traceback of these
                 else self._shell.structured_traceback
             )
             if (hint := explain_error(error, self._accelerators.last_share)) is not None:
@@ -227,13 +227,13 @@ class CellProgram:
             report = make_error_report(error, lines, self._namespace)
             handled = self._worker.has_raised_interrupt
             return "raised", TaskReply(error=report, memory=self._post_mortem(error, request), was_interrupted=handled)
-        if request.is_partial or self._worker.was_interrupted:
+        if request.is_on_some_ranks or self._worker.was_interrupted:
             return "done", TaskReply(was_interrupted=self._worker.was_interrupted)
-        fingerprints = tuple(known.fingerprint() for known in self._accelerators.open())
+        fingerprints = tuple(accelerator.fingerprint() for accelerator in self._accelerators.open_accelerators())
         return "done", TaskReply(fingerprints=fingerprints, values=self._digest_values(request))
 
     def _digest_values(self, request: RunRequest) -> dict[str, int]:
-        """Return digests of the values of names in a cell that has the same ones on all ranks; else none."""
+        """Return digests of the cell's values by name, if all ranks should have equal ones; else none."""
         if not request.is_plain or request.may_depend_on_rank or self._worker.world.size == 1:
             return {}
         has_shares = self._accelerators.last_share is not None
@@ -241,11 +241,11 @@ class CellProgram:
         return digest_values(self._namespace, names, with_numbers=not has_shares)
 
     def _pack_changes(
-        self, request: RunRequest, resolved: Resolved, before: NamespaceSnapshot | None, *, is_whole: bool
+        self, request: RunRequest, resolved: Resolved, before: NamespaceSnapshot | None, *, is_complete: bool
     ) -> PackedReturn | None:
         """Return the values that have changed since ``before``; None on ranks that return none.
 
-        All ranks must call it. If the cell ``is_whole``, sharded tensors are gathered.
+        All ranks must call it. If the cell ``is_complete``, sharded tensors are gathered.
         """
 
         def collect() -> PackedReturn | None:
@@ -260,11 +260,13 @@ class CellProgram:
                 wanted=resolved.config.pull,
                 rng=None if digest == request.rng_digest else states,
                 rng_digest=digest,
-                returns_gradients=all(known.has_whole_gradients for known in self._accelerators.open()),
+                returns_gradients=all(
+                    accelerator.has_whole_gradients for accelerator in self._accelerators.open_accelerators()
+                ),
             )
 
         packed = None
-        if is_whole and resolved.config.bring_back and not request.is_partial:
+        if is_complete and resolved.config.bring_back and not request.is_on_some_ranks:
             packed = self._accelerators.collect_with_shards(collect, self._is_hidden)
         return collect() if packed is None else packed
 
@@ -281,7 +283,7 @@ class CellProgram:
         try:
             device = self._worker.world.device
             return post_mortem.report_out_of_memory(
-                error, self._accelerators.open(), self._namespace, device=device, source=request.source
+                error, self._accelerators.open_accelerators(), self._namespace, device=device, source=request.source
             )
         except Exception as problem:  # the report may run out of memory too; the cell's error is reported anyway
             sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
@@ -301,16 +303,16 @@ class CellProgram:
         names = self._namespace
         used = [name for name in request.used if name in names and not self._is_hidden(name, names[name])]
         return NamespaceSnapshot.take(
-            names, used, shared=request.shared, rebound=request.bound, kept=request.kept, imported=imported
+            names, used, shared=request.shared, rebound=request.bound, contained=request.contained, imported=imported
         )
 
     def _references(
         self, request: RunRequest, before: NamespaceSnapshot, returned: ReturnRecord
     ) -> dict[str, list[str]]:
-        """Return for values that the notebook does not have the names to which their code refers."""
-        kept = {root_name(path).partition(".")[0] for path in returned.kept}
+        """Return, by name of each value that the notebook lacks, the names to which the value's code refers."""
+        worker_only = {root_name(path).partition(".")[0] for path in returned.not_returned}
         only_here = {name for name in request.used if name in before.bindings and name not in before.shared}
-        names = [name for name in sorted(kept | only_here) if name in self._namespace]
+        names = [name for name in sorted(worker_only | only_here) if name in self._namespace]
         return {
             name: names_in_code(name, self._namespace)
             for name in names
@@ -327,16 +329,20 @@ class CellProgram:
             if not request.is_empty and (request.uses_accelerator or call is None):
                 self._shell.ast_transformers = self._open_accelerator(request, resolved, stack)
             if not request.is_empty:
-                self._accelerators.make_rng_equal(request, resolved.config.seed)
+                self._accelerators.synchronize_rng(request, resolved.config.seed)
             error = self._run_source(request) if call is None else self._run_call(call)
             try:
                 stack.close()
-            except Exception as problem:  # what the cell has trained is returned even so
+            except Exception as problem:  # the trained values are returned nevertheless
                 if error is not None:
                     self._lines.append(f"after the error, {type(problem).__name__}: {error_text(problem)}")
                 error = error or self._keep_traceback(problem)
         if call is None and isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
-            self._lines += [line for known in self._accelerators.open() for line in known.end_interrupted_run()]
+            self._lines += [
+                line
+                for accelerator in self._accelerators.open_accelerators()
+                for line in accelerator.end_interrupted_run()
+            ]
         return error
 
     def _run_source(self, request: RunRequest) -> BaseException | None:
@@ -350,19 +356,21 @@ class CellProgram:
             bind_output(self._namespace, result.result)
             error = result.error_before_exec or result.error_in_exec
             if error is None:
-                return self._end_run(is_partial=request.is_partial)
+                return self._end_run(is_on_some_ranks=request.is_on_some_ranks)
         if isinstance(error, SystemExit):
             message = describe_exit(error)
             shell.structured_traceback = [f"RuntimeError: {message}"]
             return RuntimeError(message)
         return error
 
-    def _end_run(self, *, is_partial: bool) -> Exception | None:
+    def _end_run(self, *, is_on_some_ranks: bool) -> Exception | None:
         """Complete gradients and saves at the end of a cell; return the error that this raised, or None."""
         try:
-            for known in self._accelerators.open() if not is_partial else ():
-                known.complete_held_gradients()
-            self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
+            for accelerator in self._accelerators.open_accelerators() if not is_on_some_ranks else ():
+                accelerator.complete_held_gradients()
+            self._lines += [
+                line for accelerator in self._accelerators.open_accelerators() for line in accelerator.end_run()
+            ]
         except Exception as problem:  # a full disk, for example
             return self._keep_traceback(problem)
         return None
@@ -382,16 +390,16 @@ class CellProgram:
             request.only_reads_accelerator and not self._accelerators.has_prepared_explicitly()
         )
         kind = "plain" if is_plain else "explicit"
-        accelerator = self._accelerators.get(kind, resolved, is_partial=request.is_partial)
+        accelerator = self._accelerators.get(kind, resolved, is_on_some_ranks=request.is_on_some_ranks)
         self._accelerators.bind_name(accelerator)
         checkpoint = resolved.config.checkpoint
-        for known in self._accelerators.open():
+        for accelerator in self._accelerators.open_accelerators():
             if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain unreachable objects
-                release_unreachable(known, self._namespace)
-            known.begin_run(checkpoint.resume)
+                release_unreachable(accelerator, self._namespace)
+            accelerator.begin_run(checkpoint.resume)
         if checkpoint.dir is not None:
             stack.enter_context(self._saving_on_sigterm())
-        if request.uses_accelerator and not (is_plain or is_call or request.is_partial):
+        if request.uses_accelerator and not (is_plain or is_call or request.is_on_some_ranks):
             stack.enter_context(warn_if_unprepared(self._worker.world))
         if not (is_plain and resolved.config.prepare):
             return []
@@ -399,7 +407,7 @@ class CellProgram:
         stack.enter_context(
             cells.run_cell(
                 may_depend_on_rank=request.may_depend_on_rank,
-                is_partial=request.is_partial,
+                is_on_some_ranks=request.is_on_some_ranks,
                 first_rank=request.first_rank,
                 entropy=request.entropy,
                 namespace=self._namespace,
@@ -417,7 +425,9 @@ class CellProgram:
         line = f"stopped after step {step:,}, as requested: the rest of the cell did not run"
         try:
             with self._worker.interruptible():
-                saved = [line for known in self._accelerators.open() for line in known.end_run()]
+                saved = [
+                    line for accelerator in self._accelerators.open_accelerators() for line in accelerator.end_run()
+                ]
         except BaseException as error:
             return self._keep_traceback(error)
         self._lines += [line, *saved]
@@ -426,29 +436,31 @@ class CellProgram:
     def _describe_name(self, name: str) -> str:
         return describe_value(self._namespace[name]) if name in self._namespace else "(no such name in the cell)"
 
-    def _map_memory(self, step: int) -> str:
-        """Emit a map of this rank's device memory during a run, and return the outcome as text."""
+    def _report_memory_snapshot(self, step: int) -> str:
+        """Emit a snapshot of this rank's device memory during a run, and return the outcome as text."""
         world = self._worker.world
         try:
             snapshot = device_type(world.device).allocator_snapshot()
             if snapshot is None:
-                return NO_MEMORY_MAP
+                return NO_MEMORY_SNAPSHOT
             source = self._shell.cell_text
-            found = memory_map.map_memory(
-                snapshot, self._accelerators.open(), self._namespace, rank=world.rank, step=step, device=world.device,
-                source=source,
+            found = memory_snapshot.make_memory_snapshot(
+                snapshot, self._accelerators.open_accelerators(), self._namespace, rank=world.rank, step=step,
+                device=world.device, source=source,
             )  # fmt: skip
-        except Exception as problem:  # a failed map must not end the training
+        except Exception as problem:  # a failed snapshot must not end the training
             return f"no memory snapshot: {type(problem).__name__}: {problem}"
         self._worker.emit(found)
-        return "memory mapped"
+        return "memory snapshot taken"
 
     def _run_call(self, call: CallRequest) -> BaseException | None:
         """Run the call, store its return value, and return the error that it raised, or None."""
         try:
             with self._worker.interruptible(), patch_environment(**call.variables):
                 self._result = self._namespace[call.bound_name]()
-                self._lines += [line for known in self._accelerators.open() for line in known.end_run()]
+                self._lines += [
+                    line for accelerator in self._accelerators.open_accelerators() for line in accelerator.end_run()
+                ]
         except KeyboardInterrupt as interrupt:
             error: BaseException = interrupt
         except SystemExit as end:
@@ -485,7 +497,7 @@ class CellProgram:
         """Save a checkpoint at the end of a step on SIGTERM, instead of ending this rank, while the block runs."""
 
         def request_checkpoint(signum: int, frame: object) -> None:
-            for accelerator in self._accelerators.open():
+            for accelerator in self._accelerators.open_accelerators():
                 accelerator.request_checkpoint()
 
         before = signal.signal(signal.SIGTERM, request_checkpoint)

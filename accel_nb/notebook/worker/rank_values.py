@@ -28,7 +28,7 @@ _OBJECTS = (types.SimpleNamespace, argparse.Namespace)
 
 
 def digest_values(namespace: Mapping[str, Any], names: Iterable[str], *, with_numbers: bool) -> dict[str, int]:
-    """Return by name digests of the plain parts of values; without numbers where these are those of a rank's share."""
+    """Return by name digests of the plain parts of values; without ``with_numbers`` numbers are left out."""
     found: dict[str, int] = {}
     for name in names:
         with suppress(Exception):  # the user's code may raise anything, and another thread may change the value

@@ -108,17 +108,17 @@ class ControlCoordinator:
     clock: Callable[[], float] = time.monotonic
     _last_action_id: int = 0
     _proposed: ControlAction | None = None
-    _asked_ranks: set[int] = field(default_factory=set)
+    _queried_ranks: set[int] = field(default_factory=set)
     _proposed_at: float = 0.0
     _counts: dict[int, int] = field(default_factory=dict)
     _decided: dict[int, tuple[int, ControlAction]] = field(default_factory=dict)
-    """The decided actions by their numbers, each with the lowest rank that was asked."""
+    """The decided actions by their numbers, each with the lowest rank that was queried."""
 
     def update(self, waiting: set[int]) -> None:
         """Propose the next action to the running ranks, or withdraw one that a rank has not answered in time."""
         now = self.clock()
-        if self._asked_ranks:
-            missing = self._asked_ranks - set(self._counts)
+        if self._queried_ranks:
+            missing = self._queried_ranks - set(self._counts)
             if missing and now - self._proposed_at > ANSWER_TIMEOUT_S:
                 ranks = ", ".join(map(str, sorted(missing)))
                 self._resolve_proposed(f"not done: rank {ranks} did not answer within {ANSWER_TIMEOUT_S:g} s")
@@ -130,27 +130,27 @@ class ControlCoordinator:
             return
         if self._proposed is not None and waiting:
             self._last_action_id += 1
-            self._asked_ranks, self._counts, self._proposed_at = set(waiting), {}, now
-            for rank in self._asked_ranks:
+            self._queried_ranks, self._counts, self._proposed_at = set(waiting), {}, now
+            for rank in self._queried_ranks:
                 self.engine.send(
                     rank, ProposeAction(self.number, self._last_action_id, self._proposed.action), urgent=True
                 )
 
     def record_count(self, rank: int, answer: StepCount) -> None:
         """Record how many ends of steps a rank has counted; if a rank runs no cell, the proposal is repeated later."""
-        if not self._asked_ranks or self._proposed is None or answer.action_id != self._last_action_id:
+        if not self._queried_ranks or self._proposed is None or answer.action_id != self._last_action_id:
             return
         if answer.count is None:
             self._send_decision(None)
             return
         self._counts[rank] = answer.count
-        if self._asked_ranks <= set(self._counts):
-            self._decided[self._last_action_id] = min(self._asked_ranks), self._proposed
+        if self._queried_ranks <= set(self._counts):
+            self._decided[self._last_action_id] = min(self._queried_ranks), self._proposed
             self._proposed = None
             self._send_decision(max(self._counts.values()) + 1)
 
     def record_done(self, rank: int, report: ActionDone) -> None:
-        """Record the step after which the lowest asked rank performed the action; other ranks' reports are ignored."""
+        """Record the step after which the lowest queried rank performed the action; ignore reports of other ranks."""
         reporter, action = self._decided.get(report.action_id, (None, None))
         if action is not None and rank == reporter:
             del self._decided[report.action_id]
@@ -174,6 +174,6 @@ class ControlCoordinator:
             action.resolve(text)
 
     def _send_decision(self, count: int | None) -> None:
-        ranks, self._asked_ranks = self._asked_ranks, set()
+        ranks, self._queried_ranks = self._queried_ranks, set()
         for rank in ranks:
             self.engine.send(rank, DecideAction(self.number, self._last_action_id, count), urgent=True)

@@ -1,4 +1,4 @@
-"""The position of a rank's main thread, read from another thread: the user's line and the last collective."""
+"""The location of a rank's main thread, read from another thread: the user's line and the last collective."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import types
 from typing import TYPE_CHECKING
 
 from accel_nb.installed_files import is_of_library
-from accel_nb.pool.messages import RankPosition
+from accel_nb.pool.messages import RankLocation
 
 if TYPE_CHECKING:
     from accel_nb.runtime.distributed.process_group import DefaultGroup
@@ -18,8 +18,8 @@ _OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__fil
 _WAITING_PATHS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
 
 
-def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) -> RankPosition:
-    """Return the position of a thread of this process: the user's line, and the last collective that it entered.
+def location_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) -> RankLocation:
+    """Return the location of a thread of this process: the user's line, and the last collective that it entered.
 
     ``has_ended`` states whether the request has ended on this rank.
     """
@@ -28,7 +28,7 @@ def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) ->
     current = (user_frames or stack or [traceback.FrameSummary("?", 0, "?")])[-1]
     last = group.last_collective()
     is_open = last is not None and last.is_open
-    return RankPosition(
+    return RankLocation(
         file="the cell" if current.filename.startswith("<ipython") else current.filename,
         line=current.lineno,
         text=(current.line or current.name)[:200],
@@ -39,7 +39,7 @@ def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) ->
         operation=None if last is None else last.operation,
         sizes=None if last is None else last.sizes,
         is_open=is_open,
-        is_of_all=last is not None and last.is_of_all,
+        includes_all_ranks=last is not None and last.includes_all_ranks,
         entered={} if last is None else last.entered,
         has_ended=has_ended,
     )
@@ -55,12 +55,12 @@ def _stack_of(thread: int) -> list[traceback.FrameSummary]:
     The loop does nothing else, so that the thread does not run meanwhile: Python 3.11 may crash in the frame that
     follows one which the thread has left, and `traceback.extract_stack` reads source files between two frames.
     """
-    places: list[tuple[types.CodeType, int]] = []
+    lines: list[tuple[types.CodeType, int]] = []
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        places.append((frame.f_code, frame.f_lineno))
+        lines.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return [
         traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False)
-        for code, line in reversed(places)
+        for code, line in reversed(lines)
     ]

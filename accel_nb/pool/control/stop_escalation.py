@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryPosition
+from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryLocation
 from accel_nb.pool.payload import Payloads
 from accel_nb.runtime.process.oom_detection import KillCause
 
@@ -43,7 +43,7 @@ STACK_S = 0.3
 """The stacks of ranks are requested this long before they are killed, to report where they did not stop."""
 QUIET_S = 0.05
 """The time that the other ranks have to complete their sends after one rank has stopped."""
-CUT_DELAY_S = 0.5
+CLOSE_DELAY_S = 0.5
 """Connections are closed this long after the interrupt, even if no rank has stopped."""
 MAX_TICK_S = 0.5
 """The most time that one iteration of the waiting loop counts: when this process stalls, ranks may stall too."""
@@ -89,7 +89,7 @@ class StopEscalation:
     engine: Engine
     number: int
     size: int
-    finishes: bool = False
+    may_finish_step: bool = False
     """Whether ranks may finish their step before they are interrupted."""
     clock: Callable[[], float] = time.monotonic
     reason: Reason | None = None
@@ -149,12 +149,12 @@ class StopEscalation:
             self._raised.discard(rank)
             self._send({rank}, Interrupt(self.number))
 
-    def record_finish_answer(self, rank: int, will: bool) -> None:
+    def record_finish_answer(self, rank: int, will_end: bool) -> None:
         """Record whether a rank will finish its step; if one will not, this stage ends for all ranks."""
-        if will:
+        if will_end:
             self._finishing.add(rank)
         else:
-            self.finishes = False
+            self.may_finish_step = False
 
     def escalate(self, waiting: set[int], num_interrupts: int, *, timed_out: bool = False) -> None:
         """Begin the next stage if it is due.
@@ -173,7 +173,7 @@ class StopEscalation:
                 self.reason = self.reason or ("interrupt" if is_interrupted else "timeout" if timed_out else "failure")
             if self.reason is None:
                 return
-            if self.finishes and self._finish_sent_at is None and not is_failure_due:
+            if self.may_finish_step and self._finish_sent_at is None and not is_failure_due:
                 self._finish_sent_at = now
                 self._send(waiting, FinishStep(self.number))
             elif (
@@ -194,7 +194,7 @@ class StopEscalation:
             self._send(running, AbortCollective(self.number))
         elif not self._has_requested_stacks and now - self._interrupted_at > self._grace_s - STACK_S:
             self._has_requested_stacks = True
-            self._send(running - self._handling, QueryPosition(self.number, from_outside=True))
+            self._send(running - self._handling, QueryLocation(self.number, from_outside=True))
 
     @property
     def _handling(self) -> set[int]:
@@ -221,7 +221,7 @@ class StopEscalation:
 
     def _is_finishing(self, running: set[int], now: float, *, timed_out: bool) -> bool:
         """Return whether ranks may still reach the end of their step, or handle the interrupt that it ended with."""
-        if self._finish_sent_at is None or not self.finishes:
+        if self._finish_sent_at is None or not self.may_finish_step:
             return False
         if running <= self._handling and not timed_out:
             return True
@@ -231,9 +231,9 @@ class StopEscalation:
 
     def _are_blocked(self, elapsed_s: float, quiet_s: float) -> bool:
         some_left = len(self._blocking) < self.size
-        return self.size > 1 and (elapsed_s > CUT_DELAY_S or (some_left and min(elapsed_s, quiet_s) > QUIET_S))
+        return self.size > 1 and (elapsed_s > CLOSE_DELAY_S or (some_left and min(elapsed_s, quiet_s) > QUIET_S))
 
-    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective | QueryPosition) -> None:
+    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective | QueryLocation) -> None:
         for rank in ranks:
             self.engine.send(rank, record, urgent=True)
 

@@ -39,7 +39,7 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
-    QueryPosition,
+    QueryLocation,
     RankMessage,
     Reply,
     StackTraced,
@@ -174,7 +174,7 @@ class LocalEngine:
         preload: Sequence[str] = (),
         timeout_s: float = 1800.0,
         overrides: Mapping[str, str] | None = None,
-        kills: KillCounters | None = None,
+        kill_counters: KillCounters | None = None,
         node: NodeSettings | None = None,
         stores: GroupStores | None = None,
     ) -> None:
@@ -182,9 +182,9 @@ class LocalEngine:
         self._preload = list(preload)
         self._timeout_s = timeout_s
         self._overrides = dict(overrides or {})
-        self._kills = kills or KillCounters()
+        self._kill_counters = kill_counters or KillCounters()
         self._specs: list[WorkerSpec] = []
-        self._links: dict[int, _WorkerConnections] = {}
+        self._connections: dict[int, _WorkerConnections] = {}
         self._selector = selectors.DefaultSelector()
         self._node = node or NodeSettings()
         self._interface = ""
@@ -212,7 +212,7 @@ class LocalEngine:
 
     def refresh(self) -> None:
         """Read what the zygote has reported, without waiting."""
-        if self._ready is None and not self._links:
+        if self._ready is None and not self._connections:
             self.poll(0)
 
     @property
@@ -223,7 +223,11 @@ class LocalEngine:
     @property
     def pids(self) -> dict[int, int]:
         """Process ids of the workers by rank, as far as known; may be read in any thread."""
-        return {rank: link.pid for rank, link in dict(self._links).items() if link.pid is not None}
+        return {
+            rank: connections.pid
+            for rank, connections in dict(self._connections).items()
+            if connections.pid is not None
+        }
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Fork one worker for each spec of this node, in place of those that run.
@@ -245,13 +249,13 @@ class LocalEngine:
 
         An urgent record is dropped if the rank has not read those of the last minutes: it may be stopped for ever.
         """
-        link = self._links.get(rank)
-        if link is None:
+        connections = self._connections.get(rank)
+        if connections is None:
             return False
         try:
             with suppress(BlockingIOError):
-                send_record(link.monitor if urgent else link.control, record, payloads, waits=not urgent)
-            if isinstance(record, QueryPosition) and record.from_outside:
+                send_record(connections.monitor if urgent else connections.control, record, payloads, waits=not urgent)
+            if isinstance(record, QueryLocation) and record.from_outside:
                 self._send_to_zygote(TraceStack(rank))
         except (ConnectionError, PoolError):
             return False
@@ -270,8 +274,8 @@ class LocalEngine:
                 arrivals += self._read_control(rank)
             else:
                 arrivals += self._read_output(rank, kind)
-        for rank, link in self._links.items():
-            if events := link.ring.read():
+        for rank, connections in self._connections.items():
+            if events := connections.ring.read():
                 arrivals.append(EventsArrived(rank, tuple(events)))
         return arrivals
 
@@ -290,8 +294,8 @@ class LocalEngine:
         """End the zygote, which kills every worker; close pipes, rings and the store."""
         self._selector.close()
         self._control.close()
-        for rank in list(self._links):
-            self._links.pop(rank).close()
+        for rank in list(self._connections):
+            self._connections.pop(rank).close()
         self._stores.close()
         try:
             self._zygote.wait(timeout=5)
@@ -322,7 +326,7 @@ class LocalEngine:
 
     def _relaunch(self) -> None:
         """Start a new zygote in place of one that died; its workers have ended with it."""
-        for rank in list(self._links):
+        for rank in list(self._connections):
             self._remove_ended(rank, -9)
         with suppress(KeyError):
             self._selector.unregister(self._control)
@@ -333,13 +337,13 @@ class LocalEngine:
         self._launch()
 
     def _end_workers(self) -> None:
-        for rank in self._links:
+        for rank in self._connections:
             self.kill(rank)
         deadline = time.monotonic() + END_TIMEOUT_S
-        while self._links:
+        while self._connections:
             self.poll(0.2)
             if time.monotonic() > deadline:
-                raise PoolError(f"ranks {sorted(self._links)} do not end; `%accelerate restart` starts over")
+                raise PoolError(f"ranks {sorted(self._connections)} do not end; `%accelerate restart` starts over")
 
     def _await_zygote(self) -> None:
         deadline = time.monotonic() + ZYGOTE_TIMEOUT_S
@@ -362,30 +366,30 @@ class LocalEngine:
     def _fork(self, rank: int) -> None:
         try:
             with ExitStack() as on_failure:
-                self._links[rank] = self._connect(rank, on_failure)
+                self._connections[rank] = self._connect(rank, on_failure)
                 on_failure.pop_all()
         except OSError as error:
             remedy = _REMEDIES.get(error.errno or 0, "")
             raise PoolError(f"rank {rank} could not be started: {error.strerror}{remedy}") from error
-        link = self._links[rank]
-        self._selector.register(link.control, selectors.EVENT_READ, ("control", rank))
-        self._selector.register(link.stdout, selectors.EVENT_READ, ("stdout", rank))
-        self._selector.register(link.stderr, selectors.EVENT_READ, ("stderr", rank))
+        connections = self._connections[rank]
+        self._selector.register(connections.control, selectors.EVENT_READ, ("control", rank))
+        self._selector.register(connections.stdout, selectors.EVENT_READ, ("stdout", rank))
+        self._selector.register(connections.stderr, selectors.EVENT_READ, ("stderr", rank))
 
     def _connect(self, rank: int, on_failure: ExitStack) -> _WorkerConnections:
         """Create the connections of a worker and request its fork; ``on_failure`` closes this process's ends."""
-        with ExitStack() as after:
+        with ExitStack() as on_exit:
             control, their_control = Channel.pair()
             on_failure.callback(control.close)
-            after.callback(their_control.close)
+            on_exit.callback(their_control.close)
             monitor, their_monitor = Channel.pair()
             on_failure.callback(monitor.close)
-            after.callback(their_monitor.close)
+            on_exit.callback(their_monitor.close)
             ends: list[tuple[int, int]] = []
             for _ in range(2):
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 on_failure.callback(os.close, ours)
-                after.callback(os.close, theirs)
+                on_exit.callback(os.close, theirs)
                 os.set_blocking(ours, False)
                 with suppress(OSError):  # a system-wide limit may be lower
                     fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 1024 * 1024)
@@ -413,7 +417,7 @@ class LocalEngine:
                 interface=self._interface,
             )
             store = self._stores.connect(rank)
-            after.callback(os.close, store)
+            on_exit.callback(os.close, store)
             (stdout, their_stdout), (stderr, their_stderr) = ends
             channels = their_control.fileno(), their_monitor.fileno()
             theirs = (*channels, their_stdout, their_stderr, ring, store, trace)
@@ -427,17 +431,17 @@ class LocalEngine:
             return []
         except (EOFError, OSError):
             self._selector.unregister(self._control)
-            return [arrival for rank in list(self._links) for arrival in self._remove_ended(rank, -9)]
+            return [arrival for rank in list(self._connections) for arrival in self._remove_ended(rank, -9)]
         if isinstance(record, ZygoteReady):
             self._ready = record
-        elif isinstance(record, Forked) and record.rank in self._links:
-            self._links[record.rank].pid = record.pid
+        elif isinstance(record, Forked) and record.rank in self._connections:
+            self._connections[record.rank].pid = record.pid
         elif isinstance(record, ForkFailed):
             return self._remove_ended(
                 record.rank, 1, f"could not be started: the system refused a new process ({record.reason})"
             )
-        elif isinstance(record, StackTraced) and record.rank in self._links:
-            return [ObservedState(record.rank, record.state, self._links[record.rank].read_trace)]
+        elif isinstance(record, StackTraced) and record.rank in self._connections:
+            return [ObservedState(record.rank, record.state, self._connections[record.rank].read_trace)]
         elif isinstance(record, Exited):
             return self._remove_ended(record.rank, record.code)
         return []
@@ -453,33 +457,35 @@ class LocalEngine:
             raise
 
     def _read_control(self, rank: int) -> list[Arrival]:
-        if rank not in self._links:
+        if rank not in self._connections:
             return []
         try:
-            record, payloads = self._receive(self._links[rank].control)
+            record, payloads = self._receive(self._connections[rank].control)
         except ChannelError:
             return []
         except (EOFError, OSError):
             with suppress(KeyError):
-                self._selector.unregister(self._links[rank].control)
+                self._selector.unregister(self._connections[rank].control)
             return []  # the zygote's exit notice follows and has the reason
         # Output that the rank printed before it sent this record is already in its pipes: return it first.
         arrivals = self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
-        link = self._links[rank]
+        connections = self._connections[rank]
         if isinstance(record, Reply):
-            arrivals += _arrivals(rank, {name: text.finish() for name, text in link.texts.items()})
-        if events := link.ring.read():
+            arrivals += _arrivals(rank, {name: text.finish() for name, text in connections.texts.items()})
+        if events := connections.ring.read():
             arrivals.append(EventsArrived(rank, tuple(events)))
         arrivals.append(RecordArrived(rank, record, payloads))
         if isinstance(record, RankMessage) and record.mark:
-            arrivals += _arrivals(rank, {name: text.record_message(record.mark) for name, text in link.texts.items()})
+            arrivals += _arrivals(
+                rank, {name: text.record_message(record.mark) for name, text in connections.texts.items()}
+            )
         return arrivals
 
     def _read_output(self, rank: int, stream: str) -> list[Arrival]:
-        link = self._links.get(rank)
-        if link is None:
+        connections = self._connections.get(rank)
+        if connections is None:
             return []
-        descriptor = link.stdout if stream == "stdout" else link.stderr
+        descriptor = connections.stdout if stream == "stdout" else connections.stderr
         chunks: list[Arrival] = []
         num_read = 0
         while num_read <= MAX_READ_BYTES:
@@ -492,30 +498,30 @@ class LocalEngine:
                     self._selector.unregister(descriptor)
                 break
             num_read += len(data)
-            chunks += _arrivals(rank, {stream: link.texts[stream].add(data)})
+            chunks += _arrivals(rank, {stream: connections.texts[stream].add(data)})
         return chunks
 
     def _remove_ended(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
         """Read the last data of an ended rank, close its connections and return its end as the last arrival."""
-        link = self._links.get(rank)
-        if link is None:
+        connections = self._connections.get(rank)
+        if connections is None:
             return []
         arrivals: list[Arrival] = []
         poller = select.poll()
-        poller.register(link.control, select.POLLIN)
+        poller.register(connections.control, select.POLLIN)
         while poller.poll(0) and (rest := self._read_control(rank)):
             arrivals += rest
         arrivals += self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
-        arrivals += _arrivals(rank, {name: text.finish() for name, text in link.texts.items()})
-        if events := link.ring.read():
+        arrivals += _arrivals(rank, {name: text.finish() for name, text in connections.texts.items()})
+        if events := connections.ring.read():
             arrivals.append(EventsArrived(rank, tuple(events)))
-        for ours in (link.control, link.stdout, link.stderr):
+        for ours in (connections.control, connections.stdout, connections.stderr):
             with suppress(KeyError, ValueError):
                 self._selector.unregister(ours)
-        stack = link.read_trace() if code < 0 else ""
-        del self._links[rank]
-        link.close()
-        killed_for = self._kills.kill_cause() if code == -signal.SIGKILL else "unknown"
+        stack = connections.read_trace() if code < 0 else ""
+        del self._connections[rank]
+        connections.close()
+        killed_for = self._kill_counters.kill_cause() if code == -signal.SIGKILL else "unknown"
         return [*arrivals, WorkerEnded(rank, code, reason, stack, killed_for)]
 
 

@@ -100,7 +100,7 @@ class SharedRegion(RegionPayload):
 
     def __init__(self, descriptor: int, used_bytes: int | None = None) -> None:
         if not is_sealed(descriptor):
-            raise ValueError("the memory that weights come back in is not sealed")
+            raise ValueError("the memory of returned weights is not sealed")
         size = os.fstat(descriptor).st_size
         self.descriptor = descriptor
         self.used_bytes = size if used_bytes is None else used_bytes

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from accel_nb.pool.channel import Channel
-from accel_nb.pool.control.stack_report import position_of
+from accel_nb.pool.control.stack_report import location_of
 from accel_nb.pool.local.ordered_text import MarkWriter
 from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
@@ -33,9 +33,9 @@ from accel_nb.pool.messages import (
     FinishStep,
     Interrupt,
     InterruptReport,
-    PositionReport,
+    LocationReport,
     ProposeAction,
-    QueryPosition,
+    QueryLocation,
     RankMessage,
     Reply,
     StepCount,
@@ -81,14 +81,14 @@ class Worker:
         self._monitor = monitor
         self._ring = ring
         self._request_lock = threading.Lock()
-        self._running: int | None = None
-        self._interrupted: int | None = None
+        self._running_request: int | None = None
+        self._interrupted_request: int | None = None
         # The request in whose user code KeyboardInterrupt was raised last.
-        self._raised: int | None = None
-        # The request that was interrupted while no user code of it ran, and the last one whose user code has ended.
+        self._raising_request: int | None = None
+        # Numbers of requests: interrupted while no user code of it ran, and the last one whose user code has ended.
         self._interrupted_outside: int | None = None
         self._last_ended = 0
-        self._number = 0
+        self._request_number = 0
         self._num_stores = 0
         self._marks = MarkWriter()
         self._store = self._copy_store(store)
@@ -117,23 +117,23 @@ class Worker:
 
     def send_message(self, topic: str, body: dict[str, Any]) -> None:
         """Send a message about the running request to the kernel."""
-        self._control.send(encode(RankMessage(self._number, topic, body)))
+        self._control.send(encode(RankMessage(self._request_number, topic, body)))
 
     def send_message_in_order(self, topic: str, body: dict[str, Any]) -> None:
         """Send a message that arrives after the output printed before it, and before the output printed later."""
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "flush"):  # the user's code may have put any object there
                 stream.flush()
-        self._control.send(encode(RankMessage(self._number, topic, body, self._marks.write())))
+        self._control.send(encode(RankMessage(self._request_number, topic, body, self._marks.write())))
 
     def report_action_done(self, action_id: int, step: int, text: str) -> None:
         """Report that a requested action was performed after a step."""
-        self._control.send(encode(ActionDone(self._number, action_id, step, text)))
+        self._control.send(encode(ActionDone(self._request_number, action_id, step, text)))
 
     def report_interrupt(self, *, is_raised: bool) -> None:
         """Report that KeyboardInterrupt is raised in the user code, or that the interpreter has ignored it."""
-        self._raised = self._number if is_raised else None
-        self._control.send(encode(InterruptReport(self._number, is_raised)))
+        self._raising_request = self._request_number if is_raised else None
+        self._control.send(encode(InterruptReport(self._request_number, is_raised)))
 
     def serve(self) -> None:
         """Run requests until the kernel closes the channel."""
@@ -151,12 +151,12 @@ class Worker:
     @property
     def was_interrupted(self) -> bool:
         """Whether the running request was interrupted, by the user or because another rank failed."""
-        return self._interrupted == self._number
+        return self._interrupted_request == self._request_number
 
     @property
     def has_raised_interrupt(self) -> bool:
         """Whether KeyboardInterrupt was raised in the user code of the running request."""
-        return self._raised == self._number
+        return self._raising_request == self._request_number
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a context manager; only inside of it do interrupts of the running request raise KeyboardInterrupt.
@@ -168,23 +168,23 @@ class Worker:
     def begin_user_code(self) -> None:
         """Begin a block that can be interrupted; raise KeyboardInterrupt if it has been already."""
         with self._request_lock:
-            self._running = self._number
-            if self._interrupted_outside == self._number:
-                self._interrupted = self._number
+            self._running_request = self._request_number
+            if self._interrupted_outside == self._request_number:
+                self._interrupted_request = self._request_number
         if self.was_interrupted:
             self.end_user_code()
             raise KeyboardInterrupt
 
     def end_user_code(self) -> None:
         """End a block that can be interrupted."""
-        self._running = None
+        self._running_request = None
         with self._request_lock:  # wait if the monitor thread is handling a record for this block
-            self._last_ended = self._number
+            self._last_ended = self._request_number
             if self.was_interrupted:
-                self._send_stopped(self._number)
+                self._send_stopped(self._request_number)
 
     def _run_request(self, request: TaskRequest, payloads: Payloads) -> None:
-        self._number = request.number
+        self._request_number = request.number
         signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set another handler
         action = self._reopen if request.task == "reopen" else self._program.handle
         try:
@@ -233,14 +233,16 @@ class Worker:
         return SocketStore(socket.socket(fileno=os.dup(self._store)), timeout_s=self._timeout_s)
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        if self._running is not None and self._running == self._interrupted and not _InterruptibleBlock.changes(frame):
-            self.report_interrupt(is_raised=True)
-            raise KeyboardInterrupt
+        if self._running_request is not None and self._running_request == self._interrupted_request:
+            is_raised = not _InterruptibleBlock.changes(frame)
+            self.report_interrupt(is_raised=is_raised)
+            if is_raised:
+                raise KeyboardInterrupt
 
     def _handle_unraisable(self, ignored: sys.UnraisableHookArgs) -> None:
         """Report an interrupt that was raised in a destructor or a callback, where the interpreter ignores errors."""
         is_interrupt = issubclass(ignored.exc_type, KeyboardInterrupt)
-        if is_interrupt and self._running is not None and self._running == self._interrupted:
+        if is_interrupt and self._running_request is not None and self._running_request == self._interrupted_request:
             self.report_interrupt(is_raised=False)
         else:
             sys.__unraisablehook__(ignored)
@@ -256,30 +258,30 @@ class Worker:
                 raise
             record = decode(message)
             with self._request_lock:
-                if self._running != record.number:
+                if self._running_request != record.number:
                     self._handle_outside(record)
                 elif isinstance(record, FinishStep):
-                    self._interrupted = record.number
+                    self._interrupted_request = record.number
                     self._send_finish_answer(record.number, will_end=self._program.finish_step())
                 elif isinstance(record, ProposeAction):
                     self._send_step_count(record, self._program.propose_action(record.action_id, record.action))
                 elif isinstance(record, DecideAction):
                     self._program.decide_action(record.action_id, record.count)
                 elif isinstance(record, Interrupt):
-                    self._interrupted = record.number
+                    self._interrupted_request = record.number
                     signal.pthread_kill(main, signal.SIGINT)
                 elif isinstance(record, AbortCollective):
-                    self.group.cut_connections()
-                elif isinstance(record, QueryPosition):
+                    self.group.shut_down_connections()
+                elif isinstance(record, QueryLocation):
                     self._send_location(record.number)
 
     def _handle_outside(
-        self, record: Interrupt | AbortCollective | FinishStep | QueryPosition | ProposeAction | DecideAction
+        self, record: Interrupt | AbortCollective | FinishStep | QueryLocation | ProposeAction | DecideAction
     ) -> None:
         """Handle a record for a request whose user code does not run: not yet, no longer, or not at this moment."""
         if isinstance(record, ProposeAction):
             self._send_step_count(record, None)
-        elif isinstance(record, QueryPosition):  # before the user code the rank may import modules, which takes long
+        elif isinstance(record, QueryLocation):  # before the user code the rank may import modules, which takes long
             self._send_location(record.number, has_ended=record.number <= self._last_ended)
         elif isinstance(record, DecideAction):
             pass
@@ -287,17 +289,17 @@ class Worker:
             self._interrupted_outside = record.number
             self._send_stopped(record.number)
         elif isinstance(record, AbortCollective):
-            self.group.cut_connections()  # the preparation of a request may wait for other ranks too
+            self.group.shut_down_connections()  # the preparation of a request may wait for other ranks too
         else:
             self._interrupted_outside = record.number
             if isinstance(record, FinishStep):
                 self._send_finish_answer(record.number, will_end=False)
 
     def _send_location(self, number: int, *, has_ended: bool = False) -> None:
-        """Send where in the code this rank is, and its last collective, as the answer to `QueryPosition`."""
+        """Send where in the code this rank is, and its last collective, as the answer to `QueryLocation`."""
         main = threading.main_thread().ident
         assert main is not None
-        self._control.send(encode(PositionReport(number, position_of(main, self.group, has_ended=has_ended))))
+        self._control.send(encode(LocationReport(number, location_of(main, self.group, has_ended=has_ended))))
 
     def _send_finish_answer(self, number: int, *, will_end: bool) -> None:
         self._control.send(encode(FinishAnswer(number, will_end)))
@@ -357,7 +359,7 @@ def run_worker(start: WorkerStart, descriptors: list[int], *, parent: int) -> in
     if os.getppid() != parent:
         return 1  # the zygote died before the line above took effect
     control, monitor, stdout, stderr, ring, store, trace = descriptors
-    _adopt_streams(stdout, stderr)
+    _replace_streams(stdout, stderr)
     faulthandler.enable(trace)
     write_stack_on_signal(trace)
     restore_threads()
@@ -378,7 +380,7 @@ def run_worker(start: WorkerStart, descriptors: list[int], *, parent: int) -> in
     return 0
 
 
-def _adopt_streams(stdout: int, stderr: int) -> None:
+def _replace_streams(stdout: int, stderr: int) -> None:
     """Replace this process's standard streams by the pipes, for both Python and C code."""
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):

@@ -52,7 +52,7 @@ class Zygote:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
-        gc.disable()  # all that is imported stays: each collection would look through it for nothing
+        gc.disable()  # imported objects are never freed: each collection would visit them in vain
         for name in preload:
             module, _, function = name.partition(":")
             loaded = importlib.import_module(module)

@@ -62,6 +62,10 @@ class AgentLink:
         if self._outgoing.empty():
             self.send([BEAT])
 
+    def unreceived_bytes(self) -> int:
+        """Return 0: data to the agent does not delay its heartbeats, which another thread writes to another pipe."""
+        return 0
+
     def receive(self) -> list[Frame] | None:
         """Wait for data and return the frames that are whole now; None when the agent has ended."""
         assert self._process.stdout is not None

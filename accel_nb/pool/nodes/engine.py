@@ -44,6 +44,8 @@ from accel_nb.telemetry.events import from_message
 
 CHECK_S = 0.05
 STOP_TIMEOUT_S = 5.0
+RECEIVED_BYTES_PER_S = 200e6
+"""A node is expected to receive large data at least this fast; until then it may answer late."""
 
 
 class HostLink(Protocol):
@@ -58,6 +60,10 @@ class HostLink(Protocol):
 
     def beat(self) -> None:
         """Send a heartbeat to the host; frames that are under way must not delay it."""
+        ...
+
+    def unreceived_bytes(self) -> int:
+        """Return the size of the large data under way to the host, during which its heartbeats may be late."""
         ...
 
     def receive(self) -> list[Frame] | None:
@@ -369,7 +375,8 @@ class NodesEngine:
                     node.link.beat()
             for node in self._live():
                 self._send(node)
-                if (silent_s := self._clock() - node.last_seen) > self._lost_after_s:
+                allowed_s = self._lost_after_s + node.link.unreceived_bytes() / RECEIVED_BYTES_PER_S
+                if (silent_s := self._clock() - node.last_seen) > allowed_s:
                     self._record_loss(node, f"node {node.link.name} was lost: it has not answered for {silent_s:.1f} s")
 
     def _clock(self) -> float:

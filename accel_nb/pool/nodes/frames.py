@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
+
 from accel_nb.pool.channel import ChannelError, Message
 from accel_nb.pool.payload import BufferPayload, MemoryBuffers, MemoryRegion, Payload, Payloads, RegionPayload
 
@@ -95,7 +97,8 @@ class FrameStream:
                 if self._head_size > size:
                     raise ChannelError("the head of a frame is longer than the frame")
                 self._lengths.clear()
-                self._body, self._filled = memoryview(bytearray(size)), 0
+                # Not a bytearray: to fill that with zeros takes as long as to receive the data, and no thread runs.
+                self._body, self._filled = numpy.empty(size, numpy.uint8).data, 0
             count = min(len(self._body) - self._filled, len(view))
             self._body[self._filled : self._filled + count] = view[:count]
             self._filled += count

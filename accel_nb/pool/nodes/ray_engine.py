@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,9 +16,9 @@ from accel_nb.config.engine_section import EngineOptions
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import EngineRequest
 from accel_nb.pool.nodes.engine import NodesEngine
-from accel_nb.pool.nodes.frames import Frame
+from accel_nb.pool.nodes.frames import Frame, join
 from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions, with_hash_seed
-from accel_nb.pool.nodes.ray_frames import pack, unpack
+from accel_nb.pool.nodes.ray_frames import INLINE_BYTES, StoredPayloads, unpack
 from accel_nb.runtime.process.environment import get_variable, set_variables, unchanged_environment
 
 START_TIMEOUT_S = 60.0
@@ -30,23 +31,40 @@ _TOKEN = "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token"
 class RayLink:
     """The kernel's end of the connection to one actor."""
 
-    def __init__(self, ray: Any, actor: Any, name: str) -> None:
+    def __init__(self, ray: Any, actor: Any, name: str, stored: StoredPayloads) -> None:
         self.name = name
-        self._ray, self._actor = ray, actor
+        self._ray, self._actor, self._stored = ray, actor, stored
         self._is_closed = threading.Event()
         self._frames, self._beat = actor.take.remote(), actor.beat.remote()
+        self._unreceived: deque[tuple[Any, Frame]] = deque()
+        """The calls that send large frames, in their order."""
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send frames with one actor call; calls are executed in order.
+        """Send frames with actor calls, which are executed in order.
 
         Ray delays all calls after one whose argument is large until that has arrived, so it gets a reference.
         """
-        if not self._is_closed.is_set():
-            value = pack(frames)
-            if isinstance(value, bytes):
-                self._actor.receive.remote(value)
-            else:
-                self._actor.receive.remote(None, [self._ray.put(value)])
+        if self._is_closed.is_set():
+            return
+        small: list[Frame] = []
+        for frame in frames:
+            if frame.num_bytes <= INLINE_BYTES:
+                small.append(frame)
+                continue
+            self._send_small(small)
+            small = []
+            self._unreceived.append((self._actor.receive.remote(None, [self._stored.put(frame)]), frame))
+        self._send_small(small)
+
+    def _send_small(self, frames: Sequence[Frame]) -> None:
+        if frames:
+            self._actor.receive.remote(join(frames))
+
+    def unreceived_bytes(self) -> int:
+        """Return the size of the frames in the object store that the actor has not yet fetched."""
+        while self._unreceived and self._ray.wait([self._unreceived[0][0]], timeout=0)[0]:
+            self._stored.forget(self._unreceived.popleft()[1])
+        return sum(frame.num_bytes for _, frame in tuple(self._unreceived))
 
     def beat(self) -> None:
         """Do nothing: one call of the actor's ``beat`` is always under way."""
@@ -119,7 +137,8 @@ def start_ray_engine(request: EngineRequest) -> NodesEngine:
         if joined:
             ray.shutdown()
         raise
-    links = [RayLink(ray, actor, node["NodeManagerAddress"]) for actor, node in zip(actors, nodes, strict=True)]
+    stored = StoredPayloads(ray)
+    links = [RayLink(ray, actor, node["NodeManagerAddress"], stored) for actor, node in zip(actors, nodes, strict=True)]
     return NodesEngine(links, lost_after_s=options.lost_after_s, on_stop=ray.shutdown if joined else lambda: None)
 
 

@@ -21,6 +21,25 @@ def pack(frames: Sequence[Frame]) -> Any:
     return [(json.dumps(frame.message), [numpy.asarray(part) for part in frame.parts]) for frame in frames]
 
 
+class StoredPayloads:
+    """Payloads in Ray's object store that nodes have not yet received: one copy, however many nodes receive it."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._references: dict[int, Any] = {}
+
+    def put(self, frame: Frame) -> Any:
+        """Return a reference to the frame of a payload, which is put into the store if it is not there."""
+        number = frame.message["number"]
+        if (reference := self._references.get(number)) is None:
+            reference = self._references[number] = self._ray.put(pack([frame]))
+        return reference
+
+    def forget(self, frame: Frame) -> None:
+        """Drop the reference to a frame that a node has received; Ray keeps it for calls that are under way."""
+        self._references.pop(frame.message["number"], None)
+
+
 def unpack(value: Any) -> list[Frame]:
     """Return the frames of a value; large parts are views of the object store, which cannot be written."""
     if isinstance(value, bytes):

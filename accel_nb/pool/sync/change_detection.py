@@ -76,7 +76,7 @@ class ModuleContent:
     """The fingerprints of a module's parts that are sent separately."""
 
     weights: tuple[tuple[Any, ...], TensorChecksums, tuple[bool, ...]]
-    """Versions and sums of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
+    """Versions and checksums of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
     gradients: tuple[Any, ...]
     attributes: AttributesContent
     hooks: dict[HookKey, int]
@@ -99,70 +99,52 @@ class Deleted:
 
 
 def fingerprint_of(
-    value: Any, namespace: dict[str, Any], refs: SharedObjects, sums: TensorChecksums | None = None
+    value: Any, namespace: dict[str, Any], shared: SharedObjects, checksums: TensorChecksums | None = None
 ) -> Fingerprint | None:
     """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
-    Objects in ``refs`` have separate fingerprints: here only their identity counts. ``sums`` are those of a module's
-    tensors, if they have just been copied from where these are known. Raise errors of pickling.
+    Objects in ``shared`` have separate fingerprints: here only their identity counts. ``checksums`` are those of a
+    module's tensors, if the sender of the tensors has computed them already. Raise errors of pickling.
     """
     if is_module(value):
         tensors = module_tensors(value)
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
-        sums = tensor_checksums(tensors.values()) if sums is None else sums
-        weights, gradients = (_versions(tensors.values()), sums, flags), gradients_of(tensors.items())
-        attributes = _attributes_fingerprint(value, namespace, refs)
+        checksums = tensor_checksums(tensors.values()) if checksums is None else checksums
+        weights, gradients = (_versions(tensors.values()), checksums, flags), gradients_of(tensors.items())
+        attributes = _attributes_fingerprint(value, namespace, shared)
         content = ModuleContent(
             weights, (*gradients, *tensor_fingerprints(gradients.values())), attributes, module_hook_ids(value)
         )
         return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
-        all_of_them = wrapped_optimizers(value)
-        groups = digest([hyperparameters(item) for item in all_of_them], namespace=namespace, shared={})
-        numbers = digest(state_numbers(value), namespace=namespace, shared={})
-        own = [(own_values(item, namespace, refs), keyed_values(item)) for item in all_of_them]
-        attributes = digest(own, namespace=namespace, shared=refs)
-        hooks, methods = optimizer_hook_ids(value), method_ids(value)
-        tensors = tensor_fingerprints(state_tensors(value))
-        content = OptimizerContent(
-            tensors=tensors,
-            numbers=numbers,
-            params=group_parameters(value),
-            groups=groups,
-            names=attribute_names(value),
-            attributes=attributes,
-            hooks=hooks,
-            methods=methods,
-            parts=optimizer_parts(value),
-        )
-        return Fingerprint(group_sizes(value), content)
+        return _optimizer_fingerprint(value, namespace, shared)
     if is_scheduler(value):
-        return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=refs))
+        return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=shared))
     if is_compared_by_identity(value):
         return None
     found = None if is_loader(value) else content_of(value)
-    place = refs.view_of(value) if is_tensor(value) or is_plain_array(value) else None
+    place = shared.view_of(value) if is_tensor(value) or is_plain_array(value) else None
     if is_tensor(value):
-        own = () if place else (value,)  # the content of a view is that of the object that it is in
+        own = () if place else (value,)  # a view has the content of the object whose memory it uses
         gradient = gradient_of(value) if value.is_leaf else None
         parts = own if gradient is None else (*own, gradient)
         attributes = tensor_attributes(value)
-        code = digest(attributes, namespace=namespace, shared=refs) if attributes else None
+        code = digest(attributes, namespace=namespace, shared=shared) if attributes else None
         content = (tensor_fingerprints(parts, exact=True), value.requires_grad, code)
         return Fingerprint(("view", place) if place else found[0] if found else None, content)
     if found is None:
-        own = refs.pop(id(value), None)
+        own = shared.pop(id(value), None)
         try:
-            return Fingerprint(None, digest(value, namespace=namespace, shared=refs))
+            return Fingerprint(None, digest(value, namespace=namespace, shared=shared))
         finally:
             if own is not None:
-                refs[id(value)] = own
+                shared[id(value)] = own
     kind, content = found
     if place:
         return Fingerprint(("view", place), None)
     if items := changeable_items(value):
-        return Fingerprint(kind, items_content(content, items, namespace, refs))
-    return Fingerprint(kind, digest(content, namespace=namespace, shared=refs))
+        return Fingerprint(kind, items_content(content, items, namespace, shared))
+    return Fingerprint(kind, digest(content, namespace=namespace, shared=shared))
 
 
 def outdated_fingerprint(value: Any, known: Fingerprint) -> Fingerprint:
@@ -172,6 +154,28 @@ def outdated_fingerprint(value: Any, known: Fingerprint) -> Fingerprint:
     if is_optimizer(value):
         return Fingerprint(known.kind, replace(known.content, tensors=None))
     return Fingerprint(known.kind, None)
+
+
+def _optimizer_fingerprint(optimizer: Any, namespace: dict[str, Any], shared: SharedObjects) -> Fingerprint:
+    optimizers = wrapped_optimizers(optimizer)
+    groups = digest([hyperparameters(item) for item in optimizers], namespace=namespace, shared={})
+    numbers = digest(state_numbers(optimizer), namespace=namespace, shared={})
+    own = [(own_values(item, namespace, shared), keyed_values(item)) for item in optimizers]
+    attributes = digest(own, namespace=namespace, shared=shared)
+    hooks, methods = optimizer_hook_ids(optimizer), method_ids(optimizer)
+    tensors = tensor_fingerprints(state_tensors(optimizer))
+    content = OptimizerContent(
+        tensors=tensors,
+        numbers=numbers,
+        params=group_parameters(optimizer),
+        groups=groups,
+        names=attribute_names(optimizer),
+        attributes=attributes,
+        hooks=hooks,
+        methods=methods,
+        parts=optimizer_parts(optimizer),
+    )
+    return Fingerprint(group_sizes(optimizer), content)
 
 
 def is_compared_by_identity(value: Any) -> bool:
@@ -199,10 +203,10 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     """Return a fingerprint of the content of tensors.
 
     Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without increasing
-    them. Sums of the bits are cheap; ``exact`` computes a checksum instead.
+    them. Weighted sums of the bits are cheap; ``exact`` computes a CRC of tensors on the CPU instead.
     """
     tensors = list(tensors)
-    content = map(_checksum, tensors) if exact else tensor_checksums(tensors)
+    content = map(_crc, tensors) if exact else tensor_checksums(tensors)
     return (*_versions(tensors), *content)
 
 
@@ -231,45 +235,45 @@ def tensor_checksums(tensors: Iterable[Any]) -> TensorChecksums:
 
 _WORD = 8
 """The bytes of a word: memory is read at full speed in words of 64 bits."""
-_NUM_WEIGHTS = 2**12
+_NUM_COEFFICIENTS = 2**12
 _BLOCK = 61
 """The words of a block: a prime, so that blocks end within the rows of a matrix, whichever columns change places."""
 
 
 def _weighted_sums(parts: list[Any]) -> Any:
-    """Return for each part the sum of its words, each times a weight by its position.
+    """Return for each part the sum of its words, each multiplied by a coefficient of its position.
 
-    It changes if rows of a matrix change places. Of many words, the sums of blocks have weights: to multiply each word
-    takes three times as long. All parts are added together: an operation takes longer than the sum of a small tensor.
+    It changes if rows of a matrix change places. Of many words, only sums of blocks are multiplied, which takes a
+    third of the time. All parts are added together: an operation takes longer than the sum of a small tensor.
     """
     import torch
 
-    short = [_sums_of_blocks(words) for words in parts]
-    sizes = [words.numel() for words in short]
-    weights = _weights(short[0].device)
-    weighted = torch.cat(short) * torch.cat([weights[:size] for size in sizes])
+    condensed = [_sums_of_blocks(words) for words in parts]
+    sizes = [words.numel() for words in condensed]
+    coefficients = _coefficients(condensed[0].device)
+    weighted = torch.cat(condensed) * torch.cat([coefficients[:size] for size in sizes])
     ends = torch.tensor(sizes, device=weighted.device).cumsum(0)
     totals = weighted.cumsum(0)[ends - 1]
     return totals.diff(prepend=totals.new_zeros(1))
 
 
 def _sums_of_blocks(words: Any) -> Any:
-    """Return at most as many words as there are weights: those of a small tensor, or sums of blocks of a large one."""
+    """Return at most one word for each coefficient: the words of a small tensor, or sums of blocks of a large one."""
     import torch
 
-    while words.numel() > _NUM_WEIGHTS:
+    while words.numel() > _NUM_COEFFICIENTS:
         blocks = words[: words.numel() // _BLOCK * _BLOCK]
         words = torch.cat([blocks.view(-1, _BLOCK).sum(1), words[blocks.numel() :]])
     return words
 
 
 @functools.cache
-def _weights(device: Any) -> Any:
-    """Return the weights: the same in all processes, and random, since words often differ by powers of two only."""
+def _coefficients(device: Any) -> Any:
+    """Return the coefficients: equal in all processes, and random, as words often differ by powers of two only."""
     import torch
 
     generator = torch.Generator(device="cpu").manual_seed(0)
-    limits, size = (-(2**31), 2**31), (_NUM_WEIGHTS,)
+    limits, size = (-(2**31), 2**31), (_NUM_COEFFICIENTS,)
     return torch.randint(*limits, size, generator=generator, dtype=torch.int64, device="cpu").to(device)
 
 
@@ -280,7 +284,7 @@ def _versions(tensors: Iterable[Any]) -> tuple[Any, ...]:
     )
 
 
-def _checksum(tensor: Any) -> Any:
+def _crc(tensor: Any) -> Any:
     import numpy
 
     flat = _flat_bytes(tensor)
@@ -314,7 +318,7 @@ def _structure(module: Any, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _further_names(module: Any) -> Iterator[tuple[str, str]]:
-    """Yield the further paths of parts that have several, as tied weights do, each with the first one."""
+    """Yield each further path of a part with several paths, as of tied weights, with the first path of the part."""
     modules, tensors = dict(module.named_modules()), _all_tensors(module)
     first = {id(part): path for path, part in (*modules.items(), *tensors.items())}
     for path, part in modules.items():
@@ -334,7 +338,9 @@ def _all_tensors(module: Any) -> dict[str, Any]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> AttributesContent:
+def _attributes_fingerprint(
+    module: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]
+) -> AttributesContent:
     names: list[tuple[str, str]] = []
     plain: list[Any] = []
     other: dict[tuple[str, str], Any] = {}
@@ -350,26 +356,26 @@ def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mappin
     if not other:
         return AttributesContent(frozenset(names), (plain, None))
     try:
-        code = digest(other, namespace=namespace, shared=refs)
+        code = digest(other, namespace=namespace, shared=shared)
     except Exception:  # leave out attributes that cannot be copied
-        code = digest(copyable_values(other, namespace, refs), namespace=namespace, shared=refs)
+        code = digest(copyable_values(other, namespace, shared), namespace=namespace, shared=shared)
     return AttributesContent(frozenset(names), (plain, code))
 
 
 def module_attributes(
     module: Any,
     namespace: dict[str, Any],
-    refs: Mapping[int, SharedId],
+    shared: Mapping[int, SharedId],
     before: AttributesContent,
     paths_before: Mapping[str, str] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return by path the attributes of a module that can be copied, for `set_module_attributes`.
 
-    Those of ``before`` that it no longer has are `Deleted`. ``paths_before`` has by present path the
-    path that a part which the receiver holds had then, if these may differ.
+    Those of ``before`` that it no longer has are `Deleted`. ``paths_before`` has, by present path of a part, its path
+    in the receiver, if the paths may differ.
     """
     own = user_attributes(module)
-    found = {path: copyable_values(values, namespace, refs) for path, values in own.items()}
+    found = {path: copyable_values(values, namespace, shared) for path, values in own.items()}
     names: dict[str | None, list[str]] = {}
     for path, name in before.names:
         names.setdefault(path, []).append(name)
@@ -388,7 +394,7 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
         held = vars(owners[path])
         for name, value in own.items():
             if name == "forward" and is_module(owners[path]) and not can_set_forward(owners[path]):
-                continue  # with another one, a model that an engine has prepared is sent whole
+                continue  # a prepared model with another `forward` is sent as a whole instead
             if value is Deleted:
                 held.pop(name, None)
             else:
@@ -405,19 +411,19 @@ def module_flags(module: Any) -> dict[str, Any]:
     """Return which tensors of a module require no gradient and which submodules are in evaluation mode."""
     return {
         "frozen": [path for path, tensor in module_tensors(module).items() if not tensor.requires_grad],
-        "evaluating": [path for path, part in module.named_modules() if not part.training],
+        "in_eval_mode": [path for path, part in module.named_modules() if not part.training],
     }
 
 
 def set_module_state(module: Any, state: Mapping[str, Any], *, must_copy: bool = False) -> None:
     """Copy tensors in place and set the flags ``training`` and ``requires_grad``.
 
-    A tensor of another dtype or size gets the memory of its new value, in which other values that arrive with it may be
-    too, unless ``must_copy``.
+    A tensor of another dtype or size gets the memory of its new value, unless ``must_copy``: other values that arrive
+    with it may share that memory.
     """
     import torch
 
-    frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
+    frozen, in_eval_mode = set(state["frozen"]), set(state["in_eval_mode"])
     with torch.no_grad():
         for path, tensor in _all_tensors(module).items():
             if path in state["tensors"]:
@@ -433,7 +439,7 @@ def set_module_state(module: Any, state: Mapping[str, Any], *, must_copy: bool =
             if tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
-        part.training = path not in evaluating
+        part.training = path not in in_eval_mode
 
 
 def _set_sparse(module: Any, path: str, tensor: Any, value: Any) -> None:
@@ -453,13 +459,13 @@ def is_state_sharded(value: Any) -> bool:
     return any(is_sharded(tensor) for tensor in tensors)
 
 
-def content_fingerprint(value: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Fingerprint | None:
+def content_fingerprint(value: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> Fingerprint | None:
     """Return the fingerprint of an object's attributes that can be copied; None if it is not defined by attributes.
 
-    Of a loader these are the user's: what it reads by has its own paths.
+    Of a loader only the user's attributes count: its dataset and its samplers have their own paths.
     """
     found = content_of(value)
     if found is None or not isinstance(found[1], ObjectAttributes):
         return None
-    copyable = copyable_values(found[1].values, namespace, refs)
-    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=refs))
+    copyable = copyable_values(found[1].values, namespace, shared)
+    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=shared))

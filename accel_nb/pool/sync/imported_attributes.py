@@ -122,7 +122,7 @@ class ImportedAttributes:
         return _set_attributes, (found,)
 
     def ids(self) -> SharedObjects:
-        """Return the ids of the objects that other values refer to as those at their places in the receiver."""
+        """Return the ids of objects to which other values refer as to the receiver's objects at the same places."""
         return SharedObjects(
             {
                 id(value): (IMPORTED, place.module + MODULE_END, place.path)
@@ -133,10 +133,9 @@ class ImportedAttributes:
 
 
 def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> ImportedAttributes:
-    """Set attributes; what code changes in place is updated so, as code may have imported it by its own name.
+    """Set attributes; values that code changes in place are updated in place, as other names may be bound to them.
 
-    Those of a module that cannot be imported here, as one that reads a file of another working folder, are left out:
-    code that uses one gets Python's error.
+    Attributes of modules that cannot be imported here are left out: code that uses such a module gets Python's error.
     """
     found: dict[ImportedPath, Any] = {}
     for place, kind, value in values:
@@ -158,8 +157,8 @@ def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> Impo
             elif _is_original(current, place):
                 _originals[place] = current
             content = content_of(value)
-            held = content_of(current) if is_changed_in_place(value) else None
-            if held is not None and content is not None and held[0] == content[0]:
+            old_content = content_of(current) if is_changed_in_place(value) else None
+            if old_content is not None and content is not None and old_content[0] == content[0]:
                 set_content(current, content[1])
             else:
                 setattr(owner, name, value)
@@ -177,7 +176,7 @@ def _has_same_identity(value: Any) -> bool:
 
 
 def is_changed_in_place(value: Any) -> bool:
-    """Return whether code changes the content of a value: of a container, a tensor, an array or the user's object."""
+    """Return whether code may change a value in place: a container, tensor, array or object of the user's class."""
     return isinstance(value, CONTAINERS) or is_tensor(value) or is_plain_array(value) or _is_of_user(value)
 
 
@@ -208,8 +207,8 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
                 found[place] = owner
         elif name is not None:
             value = getattr(owner, name, _MISSING) if not isinstance(owner, type) else vars(owner).get(name, _MISSING)
-            is_kept_apart = isinstance(value, types.ModuleType) or is_training_object(value)
-            if value is not _MISSING and not is_kept_apart:  # a module as of torch.nn.init.zeros_()
+            is_sent_separately = isinstance(value, types.ModuleType) or is_training_object(value)
+            if value is not _MISSING and not is_sent_separately:  # a module as of torch.nn.init.zeros_()
                 found[ImportedPath(place.module, prefix + name)] = value
         elif isinstance(owner, type | types.ModuleType):
             for key, value in list(vars(owner).items()):
@@ -223,7 +222,8 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
 def imported_under_names(names: Iterable[str], namespace: Mapping[str, Any]) -> list[AssignedAttribute]:
     """Return the attributes of the user's modules that names are bound to, as after ``from config import settings``.
 
-    Only of containers and objects of the user's classes: a copy of one would not change where the module's own does.
+    Only containers and objects of the user's classes count: their copies would not follow changes of the module's
+    object.
     """
     public = [name for name in names if name in namespace and not name.startswith("_")]  # not __builtins__
     values = {name: namespace[name] for name in public if _has_same_identity(namespace[name])}
@@ -288,7 +288,7 @@ def _is_from_notebook(value: Any) -> bool:
 
 
 def _is_added(value: Any, owner: type) -> bool:
-    """Return whether a function of another package has made an attribute of a class, and no class body or import."""
+    """Return whether a function of another package has added an attribute to a class, after the class body."""
     value = _function_of(value)
     if not isinstance(value, types.FunctionType) or "<locals>" not in value.__qualname__ or not value.__module__:
         return False

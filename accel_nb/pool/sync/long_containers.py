@@ -32,33 +32,33 @@ class ItemsContent:
         return replace(self, items=())
 
 
-def items_content(content: Any, items: Sequence[Any], namespace: dict[str, Any], refs: SharedObjects) -> ItemsContent:
-    """Return the fingerprints of a container with a ``content``; objects in ``refs`` have separate ones."""
+def items_content(content: Any, items: Sequence[Any], namespace: dict[str, Any], shared: SharedObjects) -> ItemsContent:
+    """Return the fingerprints of a container with a ``content``; objects in ``shared`` have separate ones."""
     if len(content[0]) == len(items) and all(map(operator.is_, content[0], items)):  # the usual list, without tuples
-        order = digest((array("Q", map(id, items)).tobytes(), *content[1:]), namespace=namespace, shared=refs)
+        order = digest((array("Q", map(id, items)).tobytes(), *content[1:]), namespace=namespace, shared=shared)
     else:
-        order = digest(content, namespace=namespace, shared=_WithItems(refs, items))
-    return ItemsContent(order, _digest_items(items, namespace, refs), tuple(items))
+        order = digest(content, namespace=namespace, shared=_WithItems(shared, items))
+    return ItemsContent(order, _digest_items(items, namespace, shared), tuple(items))
 
 
-def changed_contents(before: Any, now: Any, namespace: dict[str, Any], refs: SharedObjects) -> list[Any] | None:
+def changed_contents(before: Any, now: Any, namespace: dict[str, Any], shared: SharedObjects) -> list[Any] | None:
     """Return the contents of the items of ``before``, if this is an `ItemsContent` and one of them has changed.
 
-    ``now`` is the present content of the container. The content of an item in ``refs``, and of one that cannot be
+    ``now`` is the present content of the container. The content of an item in ``shared``, and of one that cannot be
     changed in place, is None.
     """
     if not isinstance(before, ItemsContent) or not before.items:
         return None
     are_same = isinstance(now, ItemsContent) and sorted(map(id, now.items)) == sorted(map(id, before.items))
-    if (now.contents if are_same else _digest_items(before.items, namespace, refs)) == before.contents:
+    if (now.contents if are_same else _digest_items(before.items, namespace, shared)) == before.contents:
         return None
-    return [None if id(item) in refs else _copy_content(item) for item in before.items]
+    return [None if id(item) in shared else _copy_content(item) for item in before.items]
 
 
 def item_ids(before: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]) -> SharedObjects:
     """Return the ids of the items of containers by path, as kernel and workers share them.
 
-    ``contents`` are the changed ones by path: an item without is sent whole.
+    ``contents`` are the changed contents by path; items for which it has None are sent whole and get no id.
     """
     found: dict[int, SharedId] = {}
     for path, content in before.items():
@@ -86,21 +86,21 @@ def set_item_contents(items: Sequence[Any], contents: Sequence[Any]) -> None:
 
 
 def _copy_content(item: Any) -> Any:
-    """Return the content of an item: of the usual kinds a copy, which is sent and set in a fraction of the time."""
+    """Return the content of an item; for lists and dicts a copy, which is sent and set in a fraction of the time."""
     return item.copy() if type(item) in (list, dict) else content_of(item)
 
 
-def _digest_items(items: Sequence[Any], namespace: dict[str, Any], refs: SharedObjects) -> bytes:
-    return digest(sorted(items, key=id), namespace=namespace, shared=refs)  # equal after a permutation
+def _digest_items(items: Sequence[Any], namespace: dict[str, Any], shared: SharedObjects) -> bytes:
+    return digest(sorted(items, key=id), namespace=namespace, shared=shared)  # equal after a permutation
 
 
 class _WithItems(SharedObjects):
-    """Shared objects, and items that are included by identity too; lookups of the former are recorded."""
+    """Shared objects, and items that are also referred to by identity; lookups of shared objects are recorded."""
 
-    def __init__(self, refs: SharedObjects, items: Sequence[Any]) -> None:
-        super().__init__({id(item): (ITEM, "", "") for item in items}, refs.owners.values())
-        self._refs = refs
+    def __init__(self, shared: SharedObjects, items: Sequence[Any]) -> None:
+        super().__init__({id(item): (ITEM, "", "") for item in items}, shared.owners.values())
+        self._shared_objects = shared
 
     def get(self, key: int, default: Any = None) -> Any:
-        found = self._refs.get(key)
+        found = self._shared_objects.get(key)
         return super().get(key, default) if found is None else found

@@ -30,7 +30,7 @@ from accel_nb.pool.sync.objects.shared_ids import OptimizerParts, SharedObjects,
 from accel_nb.pool.sync.paths.function_caches import cached_functions
 from accel_nb.pool.sync.paths.object_paths import is_below_training_object, referenced_objects, root_name
 from accel_nb.pool.sync.references import ReferenceRecorder
-from accel_nb.runtime.distributed.sharded import latest
+from accel_nb.runtime.distributed.sharded import current_replacement
 
 
 @dataclass(slots=True)
@@ -70,16 +70,16 @@ class NamespaceSnapshot:
         *,
         shared: Collection[str] = (),
         rebound: Collection[str] = (),
-        kept: Collection[str] = (),
+        contained: Collection[str] = (),
         imported: SharedObjects | None = None,
     ) -> NamespaceSnapshot:
         """Record every binding, and the objects that the cell may change: those of ``used`` names and below.
 
         ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names with models, tensors or arrays
         are referenced weakly, so that a cell that creates a new model can use the memory of the old one, except for
-        ``kept`` names, whose objects other values of the notebook contain.
+        ``contained`` names, whose objects other values of the notebook contain.
         """
-        bound = dict(namespace)  # of one moment: threads of an earlier cell may bind and delete names
+        bound = dict(namespace)  # a copy: threads of an earlier cell may bind and delete names meanwhile
         shared = dict.fromkeys(name for name in shared if name in bound)
         rebound = frozenset(rebound)
         known = {id(bound[name]) for name in shared}
@@ -114,19 +114,19 @@ class NamespaceSnapshot:
         }
         weak = {
             name
-            for name in (rebound & bound.keys()) - set(kept)
+            for name in (rebound & bound.keys()) - set(contained)
             if _has_memory(bound[name], referenced.get(name, {}).values())
         }
         for name in weak:
             bound[name] = _to_weak(bound[name])
-        held = {
+        recorded = {
             path: RecordedObject(
                 _to_weak(value) if root_name(path) in weak else value, fingerprints.get(path), path in fingerprints
             )
             for found in (tracked, *referenced.values())
             for path, value in found.items()
         }
-        return cls(bound, held, shared, RecordedParts(objects), rebound, imported, misses)
+        return cls(bound, recorded, shared, RecordedParts(objects), rebound, imported, misses)
 
     def is_bound(self, name: str, value: Any) -> bool:
         """Return whether a name has the same object as before."""
@@ -145,12 +145,14 @@ class NamespaceSnapshot:
 
     def is_in_tracked_module(self, parameter: Any) -> bool:
         """Return whether a parameter is one of a module whose changes are detected."""
-        modules = [value for path, value in self.living().items() if self.objects[path].is_tracked and is_module(value)]
+        modules = [
+            value for path, value in self.alive_objects().items() if self.objects[path].is_tracked and is_module(value)
+        ]
         return any(parameter is value for module in modules for value in module.parameters())
 
-    def living(self) -> dict[str, Any]:
+    def alive_objects(self) -> dict[str, Any]:
         """Return the recorded objects that are still alive, by path."""
-        found = {path: _resolve_weak(held.reference) for path, held in self.objects.items()}
+        found = {path: _resolve_weak(recorded.reference) for path, recorded in self.objects.items()}
         return {path: value for path, value in found.items() if value is not None}
 
     def shared_ids(self, changed: Collection[str] = ()) -> SharedObjects:
@@ -159,10 +161,12 @@ class NamespaceSnapshot:
         ``changed`` are the paths of modules with other parts than before: of these, parts that are new have no id.
         """
         names = {name: _resolve_weak(self.bindings[name]) for name in self.shared}
-        objects = names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
+        objects = names | {
+            path: value for path, value in self.alive_objects().items() if root_name(path) in self.shared
+        }
         changed = self._with_other_names(changed, objects)
         unchanged = {path: value for path, value in objects.items() if path not in changed}
-        fingerprints = {path: held.fingerprint for path, held in self.objects.items() if held.is_tracked}
+        fingerprints = {path: recorded.fingerprint for path, recorded in self.objects.items() if recorded.is_tracked}
         optimizer_parts = {
             path: found.content.parts if (found := fingerprints[path]) else OptimizerParts()
             for path, value in unchanged.items()
@@ -174,14 +178,14 @@ class NamespaceSnapshot:
     def contents(self) -> dict[str, Any]:
         """Return by path the contents in the fingerprints of objects that kernel and workers share."""
         return {
-            path: held.fingerprint.content
-            for path, held in self.objects.items()
-            if held.fingerprint is not None and root_name(path) in self.shared
+            path: recorded.fingerprint.content
+            for path, recorded in self.objects.items()
+            if recorded.fingerprint is not None and root_name(path) in self.shared
         }
 
-    def forget_replaced(self) -> None:
-        """Forget the tensors and arrays below modules that have another size or type now: they are sent again."""
-        for path, value in self.living().items():
+    def drop_replaced(self) -> None:
+        """Drop the records of tensors and arrays below modules whose size or type has changed: they are sent again."""
+        for path, value in self.alive_objects().items():
             found = self.objects[path].fingerprint
             if found is None or not is_below_training_object(path) or not (is_tensor(value) or is_plain_array(value)):
                 continue
@@ -207,11 +211,11 @@ class NamespaceSnapshot:
         ]
 
     def _tracked_modules(self) -> dict[str, Any]:
-        """Return by path the living shared modules that the cell may have changed."""
-        living = self.living().items()
+        """Return by path the alive shared modules that the cell may have changed."""
+        alive = self.alive_objects().items()
         return {
             path: value
-            for path, value in living
+            for path, value in alive
             if is_module(value) and self._kind(path) is not None and root_name(path) in self.shared
         }
 
@@ -223,8 +227,8 @@ class NamespaceSnapshot:
         """Return the paths of changed modules, and those of modules that the cell does not use and that share parts."""
         if not changed:
             return set()
-        living = self.living()
-        parts = {id(part) for path in changed for part in living[path].modules()}
+        alive = self.alive_objects()
+        parts = {id(part) for path in changed for part in alive[path].modules()}
         others = {path: _resolve_weak(value) for path, value in objects.items() if not self._is_tracked(path)}
         return {*changed} | {
             path
@@ -266,16 +270,16 @@ def _to_weak(value: Any) -> Any:
 
 
 def _resolve_weak(reference: Any) -> Any:
-    return latest(reference() if type(reference) is _WeakReference else reference)
+    return current_replacement(reference() if type(reference) is _WeakReference else reference)
 
 
-def tracked_fingerprint(value: Any, namespace: Namespace, refs: SharedObjects) -> Fingerprint | None:
+def tracked_fingerprint(value: Any, namespace: Namespace, shared: SharedObjects) -> Fingerprint | None:
     """Return the fingerprint of a value; None if its changes are not tracked."""
     if is_compared_by_identity(value):
         return None
     if is_loader(value):
-        return content_fingerprint(value, namespace, refs)
+        return content_fingerprint(value, namespace, shared)
     try:
-        return fingerprint_of(value, namespace, refs)
+        return fingerprint_of(value, namespace, shared)
     except Exception:  # a value that cannot be copied cannot be returned, so its changes are not tracked
-        return content_fingerprint(value, namespace, refs)
+        return content_fingerprint(value, namespace, shared)

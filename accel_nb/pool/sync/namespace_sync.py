@@ -122,9 +122,9 @@ class NamespaceDelta:
         """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed, next_number())}
         for field_name in _FIELDS_BY_PATH:
-            held = getattr(self, field_name)
+            changes = getattr(self, field_name)
             # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
-            for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
+            for path, value in sorted(changes.items(), key=lambda item: _packing_order(item[1])):
                 sections[field_name, path] = value
         return payloads.write(
             *dump_sections(
@@ -198,7 +198,7 @@ class NamespaceDelta:
 
 
 def _set_content(namespace: Namespace, value: Any, content: Any) -> None:
-    """Set the content of a value; attributes that cannot be copied stay, since the sender cannot have had them."""
+    """Set the content of a value; attributes that cannot be copied stay, since they are never sent."""
     if isinstance(content, ObjectAttributes) and content.is_complete:
         own = attributes_of(value) or {}
         missing = {name: own[name] for name in own.keys() - content.values.keys()}

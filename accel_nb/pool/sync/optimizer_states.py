@@ -56,14 +56,14 @@ def group_sizes(optimizer: Any) -> tuple[int, ...]:
 
 
 def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the optimizer's groups, in which None stands for the parameters."""
+    """Return the optimizer's groups, with None in place of the parameters."""
     return [
         {key: None if key == "params" else value for key, value in group.items()} for group in optimizer.param_groups
     ]
 
 
 def group_parameters(optimizer: Any) -> tuple[Identities, ...]:
-    """Return the parameters of each group of an optimizer, to find other ones in their place."""
+    """Return the parameters of each group of an optimizer, to detect that they were replaced."""
     return tuple(Identities(group["params"]) for group in optimizer.param_groups)
 
 
@@ -105,22 +105,22 @@ def optimizer_bytes(optimizer: Any) -> int:
 def optimizer_state(
     optimizer: Any,
     namespace: dict[str, Any],
-    refs: Mapping[int, SharedId],
+    shared: Mapping[int, SharedId],
     *,
     with_tensors: bool,
     before: OptimizerContent | None = None,
 ) -> dict[str, Any]:
     """Return hyperparameters and attributes; if ``with_tensors`` also the state of the parameters.
 
-    ``before`` is the content that both have had: groups whose parameters are others now have these too. Without it,
-    parameters, hooks and replaced methods are left out.
+    ``before`` is the last content that both processes had: groups that have other parameters since include them.
+    Without it, parameters, hooks and replaced methods are left out.
     """
     with without_hooks(optimizer):
         kept = _read_state(optimizer) if with_tensors else None
     if kept is not None:
         kept = {key: _map_values(_own_tensor, values) for key, values in kept.items()}
     inner = {
-        name: optimizer_state(item, namespace, refs, with_tensors=with_tensors)
+        name: optimizer_state(item, namespace, shared, with_tensors=with_tensors)
         for name, item in inner_optimizers(optimizer)
     }
     now = group_parameters(optimizer)
@@ -134,8 +134,8 @@ def optimizer_state(
         "groups": hyperparameters(optimizer),
         "params": params,
         "state": kept,
-        "held": [] if before is None else _held_places(optimizer, before),
-        "own": own_values(optimizer, namespace, refs),
+        "kept_tensors": [] if before is None else _places_of_kept_tensors(optimizer, before),
+        "own": own_values(optimizer, namespace, shared),
         "gone": [] if before is None else sorted(before.names - optimizer_attributes(optimizer).keys()),
         "keyed": keyed_values(optimizer),
         "inner": inner,
@@ -145,9 +145,10 @@ def optimizer_state(
 
 
 def _own_tensor(value: Any) -> Any:
-    """Return a tensor as data: a loaded state dict that other names hold may have the same one.
+    """Return a tensor as data, even if another name refers to it.
 
-    A reference to that one would stand for its value of before the cell. A sharded tensor is gathered as it is sent.
+    A loaded state dict may contain the same tensor; a reference to that would mean its value before the cell. A sharded
+    tensor is gathered as it is sent.
     """
     if not is_tensor(value):
         return value
@@ -159,7 +160,7 @@ def _map_values(change: Callable[[Any], Any], values: Any) -> Any:
     return {name: change(value) for name, value in values.items()} if isinstance(values, dict) else change(values)
 
 
-def _held_places(optimizer: Any, before: OptimizerContent) -> list[str]:
+def _places_of_kept_tensors(optimizer: Any, before: OptimizerContent) -> list[str]:
     """Return the places in the state that have the same tensors as before."""
     return [part[0] for part, tensor in state_parts(optimizer).items() if before.parts.has(part, tensor)]
 
@@ -203,7 +204,7 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
             for key, values in own.items()
         }
         with without_hooks(optimizer):
-            _load_state(optimizer, own, state["held"])
+            _load_state(optimizer, own, state["kept_tensors"])
     for name, item in inner_optimizers(optimizer):
         set_optimizer_state(item, state["inner"][name])
     if state["hooks"] is not None:
@@ -227,7 +228,7 @@ def _read_state(optimizer: Any) -> dict[Any, Any]:
 def _load_state(optimizer: Any, state: Mapping[Any, Any], places: Collection[str]) -> None:
     """Load a state; the tensors at ``places``, to which a state dict of the user may refer, are changed in place."""
     groups, kept = optimizer.param_groups, optimizer.state
-    held = {part[0]: tensor for part, tensor in state_parts(optimizer).items()}
+    earlier_tensors = {part[0]: tensor for part, tensor in state_parts(optimizer).items()}
     saved = optimizer.state_dict()
     if "state" not in saved:
         parameters = parameters_of(optimizer)
@@ -239,13 +240,13 @@ def _load_state(optimizer: Any, state: Mapping[Any, Any], places: Collection[str
             _restore_containers(optimizer, groups, kept)
     parameters = parameters_of(optimizer)
     for part, loaded in state_parts(optimizer).items():
-        known = held.get(part[0])
+        known = earlier_tensors.get(part[0])
         if part[0] in places and known is not None and _is_alike(known, loaded):
             number, _, name = part[0].partition(":")
             optimizer.state[parameters[int(number)]][name] = known.copy_(loaded)
 
 
-def own_values(optimizer: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> dict[str, Any]:
+def own_values(optimizer: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> dict[str, Any]:
     """Return the attributes of an optimizer that can be copied, such as a count of steps, without those of torch.
 
     They are data (plain values, tensors that require no gradients, and containers of these) and objects.
@@ -253,7 +254,7 @@ def own_values(optimizer: Any, namespace: dict[str, Any], refs: Mapping[int, Sha
     own = {name: value for name, value in optimizer_attributes(optimizer).items() if not has_tensor_keys(value)}
     data = {name: value for name, value in own.items() if _is_data(value)}
     others = {name: value for name, value in own.items() if name not in data and _is_object(value)}
-    return data | (copyable_values(others, namespace, refs) if others else {})
+    return data | (copyable_values(others, namespace, shared) if others else {})
 
 
 def keyed_values(optimizer: Any) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def _loads_state_itself(optimizer: Any) -> bool:
 
 
 def _restore_containers(optimizer: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
-    """Put what torch has loaded back into the optimizer's own list of groups and state, to which others may refer.
+    """Copy loaded groups and state into the optimizer's own list and dict, to which other objects may refer.
 
     A wrapper such as SAM or Lookahead has the groups and the state of the optimizer that it wraps.
     """

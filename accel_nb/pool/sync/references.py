@@ -41,7 +41,7 @@ class ReferenceRecorder(SharedObjects):
 
 
 def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: Namespace) -> list[str]:
-    """Return the names, other than ``names``, of modules, optimizers and schedulers to which the values of these refer.
+    """Return other names than ``names``, of modules, optimizers and schedulers to which values of ``names`` refer.
 
     Only names in ``visible`` are returned; ``namespace`` is the globals of functions. A trainer object that refers to
     the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.

@@ -38,7 +38,7 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
-from accel_nb.pool.sync.contents.object_states import ObjectState, kept_attributes
+from accel_nb.pool.sync.contents.object_states import ObjectState, unsent_attributes
 from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, describe_failures
 from accel_nb.pool.sync.objects.object_kinds import (
@@ -77,9 +77,9 @@ class WeightTable:
     entries: tuple[TensorEntry, ...]
     frozen: list[str]
     """Parameters that require no gradient."""
-    evaluating: list[str]
+    in_eval_mode: list[str]
     """Submodules in evaluation mode."""
-    sums: TensorChecksums | None = None
+    checksums: TensorChecksums | None = None
     """The checksums of all tensors, as the kernel computes them to find later changes; None of sharded ones."""
 
 
@@ -87,7 +87,7 @@ class WeightTable:
 class ReturnRecord:
     """The record that rank 0 returns after a cell, with the payloads."""
 
-    kept: dict[str, str]
+    not_returned: dict[str, str]
     """By path, why a value stays on the workers; an empty reason is not shown."""
     rng: str | None
     """The digest of rank 0's generator states."""
@@ -105,12 +105,12 @@ class ReturnRecord:
                     for entry in table.entries
                 ],
                 "frozen": table.frozen,
-                "evaluating": table.evaluating,
-                "sums": table.sums,
+                "in_eval_mode": table.in_eval_mode,
+                "checksums": table.checksums,
             }
             for path, table in self.weights.items()
         }
-        return {"kept": self.kept, "rng": self.rng, "weights": weights, "replaced": self.replaced}
+        return {"not_returned": self.not_returned, "rng": self.rng, "weights": weights, "replaced": self.replaced}
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class ResultSender:
         # Names whose sharded weights could not be gathered after an earlier cell and are still to be returned.
         self._deferred_weights: set[str] = set()
         # By path, the owners of attributes that could not be copied: the notebook's objects lack these.
-        self._left_out: dict[str, weakref.ref[Any]] = {}
+        self._uncopied: dict[str, weakref.ref[Any]] = {}
 
     def collect(
         self,
@@ -150,12 +150,12 @@ class ResultSender:
         ``returns_gradients`` the gradients of models stay here.
         """
         wanted, self._deferred_weights = {*wanted, *self._deferred_weights}, set()
-        before.forget_replaced()
-        living, relocated = before.living(), before.modules_with_relocated_parts()
+        before.drop_replaced()
+        alive, relocated = before.alive_objects(), before.modules_with_relocated_parts()
         restructured = before.changed_modules(relocated)
-        shared = self._without_left_out(before.shared_ids(restructured), living)
-        for name in before.shared.keys() & wanted - living.keys():
-            living[name] = namespace.get(name)
+        shared = self._without_uncopied(before.shared_ids(restructured), alive)
+        for name in before.shared.keys() & wanted - alive.keys():
+            alive[name] = namespace.get(name)
         collection = ResultCollection(
             namespace,
             before,
@@ -163,16 +163,16 @@ class ResultSender:
             hidden=hidden,
             wanted=wanted,
             relocated=relocated,
-            lacking=list(self._left_out),
+            uncopied=list(self._uncopied),
             rng=rng,
             returns_gradients=returns_gradients,
         )
         collection.add_new_values()
-        for path, value in living.items():
+        for path, value in alive.items():
             collection.add_changes(path, value, is_restructured=path in restructured)
-        outside = collection.finish(living)
+        outside = collection.finish(alive)
         self._deferred_weights = collection.deferred_weights
-        self._left_out |= collection.left_out
+        self._uncopied |= collection.uncopied
         return self._pack(collection, rng_digest, outside)
 
     def close(self) -> None:
@@ -181,17 +181,17 @@ class ResultSender:
             self._region.close()
             self._region = None
 
-    def _without_left_out(self, shared: SharedObjects, living: Mapping[str, Any]) -> SharedObjects:
+    def _without_uncopied(self, shared: SharedObjects, alive: Mapping[str, Any]) -> SharedObjects:
         """Return the ids of ``shared`` without those of attributes that the notebook's objects lack."""
-        owners = {id(value) for value in living.values()}
-        self._left_out = {path: owner for path, owner in self._left_out.items() if id(owner()) in owners}
-        if not self._left_out:
+        owners = {id(value) for value in alive.values()}
+        self._uncopied = {path: owner for path, owner in self._uncopied.items() if id(owner()) in owners}
+        if not self._uncopied:
             return shared
-        return shared.select(lambda item: not any(is_at_or_below(item[1], lacking) for lacking in self._left_out))
+        return shared.select(lambda item: not any(is_at_or_below(item[1], path) for path in self._uncopied))
 
     def _pack(self, collection: ResultCollection, rng_digest: str | None, shared: SharedObjects) -> PackedReturn:
         payloads: dict[str, Payload] = {}
-        delta, kept = collection.delta, collection.kept
+        delta, not_returned = collection.delta, collection.not_returned
         while delta:
             try:
                 payloads[CHANGES] = delta.pack(
@@ -199,7 +199,7 @@ class ResultSender:
                 )
             except SectionError as error:  # the other sections can be returned without this one
                 path, cause = error.key[1], error.__cause__ or error
-                kept[path] = f"cannot be copied ({type(cause).__name__}: {error_text(cause)})"
+                not_returned[path] = f"cannot be copied ({type(cause).__name__}: {error_text(cause)})"
                 delta.remove(path)
                 continue
             break
@@ -208,8 +208,8 @@ class ResultSender:
             weights, num_bytes = self._write_weights(collection.weights)
             assert self._region is not None
             payloads[WEIGHTS] = self._region.share(num_bytes)
-        replaced = [name for name in collection.replaced if name not in kept]
-        return PackedReturn(ReturnRecord(kept, rng_digest, weights, replaced), payloads)
+        replaced = [name for name in collection.replaced if name not in not_returned]
+        return PackedReturn(ReturnRecord(not_returned, rng_digest, weights, replaced), payloads)
 
     def _write_weights(self, modules: Mapping[str, ReturnedWeights]) -> tuple[dict[str, WeightTable], int]:
         """Copy each tensor once into the region; return the tables of the modules, and the bytes that were written."""
@@ -234,7 +234,9 @@ class ResultSender:
                     entry = TensorEntry(path, offsets[id(tensor)], dtype, tuple(full_shape(tensor)))
                     view_tensor(self._region, entry, _whole_bytes(tensor)).copy_(full_tensor(tensor))
                     entries.append(entry)
-                tables[name] = WeightTable(tuple(entries), **module_flags(returned.module), sums=returned.sums)
+                tables[name] = WeightTable(
+                    tuple(entries), **module_flags(returned.module), checksums=returned.checksums
+                )
         return tables, offset
 
 
@@ -242,7 +244,7 @@ class ResultSender:
 class AppliedResults:
     """The outcome of applying what a worker returned."""
 
-    kept: dict[str, str]
+    not_returned: dict[str, str]
     """By path, why a value stays on the workers."""
 
     paths: list[str]
@@ -253,7 +255,7 @@ class AppliedResults:
     """By path, why a value could not be rebuilt."""
     replaced: dict[str, Any]
     """By name, the old objects of models and others that were replaced by new objects."""
-    sums: dict[str, TensorChecksums]
+    checksums: dict[str, TensorChecksums]
     """By path of a module whose weights came back whole, the checksums of its tensors."""
     items: ItemsBefore | None
     """The objects that changed values contained before the cell, to warn if another variable still refers to one."""
@@ -303,13 +305,13 @@ class ResultReceiver:
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
         replaced = {name: namespace.get(name) for name in record.replaced}
-        sums: dict[str, TensorChecksums] = {}
+        checksums: dict[str, TensorChecksums] = {}
         for path, table in record.weights.items():
             try:
                 self._copy_weights(resolve_path(namespace, path), table)
                 paths[path] = None
-                if table.sums is not None:
-                    sums[path] = table.sums
+                if table.checksums is not None:
+                    checksums[path] = table.checksums
             except Exception as error:  # a module of the user may raise anything, or the path may be gone
                 errors[path] = error
         if changes is not None:
@@ -328,7 +330,7 @@ class ResultReceiver:
         failed = describe_failures(errors, "in the notebook")
         # A widget comes back as the notebook's own.
         replaced = {name: old for name, old in replaced.items() if name in arrived and namespace.get(name) is not old}
-        return AppliedResults(record.kept, arrived, removed, failed, replaced, sums, items)
+        return AppliedResults(record.not_returned, arrived, removed, failed, replaced, checksums, items)
 
     def close(self) -> None:
         """Release the region and the digest of the workers' generator states."""
@@ -356,7 +358,7 @@ class ResultReceiver:
             if entry.offset < 0 or entry.offset + num_bytes > self._used_bytes:
                 raise ValueError(f"the weights of {entry.path!r} are outside of the region")
             tensors[entry.path] = view_tensor(self._region, entry, num_bytes)
-        state = {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating}
+        state = {"tensors": tensors, "frozen": table.frozen, "in_eval_mode": table.in_eval_mode}
         set_module_state(module, state, must_copy=True)
 
 
@@ -367,7 +369,7 @@ def _own_attributes(delta: NamespaceDelta, namespace: Namespace) -> list[tuple[A
     for path, state in states.items():
         with suppress(Exception):  # the user's code may raise anything, and the path may be gone
             value = resolve_path(namespace, path)
-            found.append((value, kept_attributes(value, state)))
+            found.append((value, unsent_attributes(value, state)))
     return found
 
 

@@ -58,7 +58,7 @@ _SUPERSEDED = object()
 
 
 _OWN_REFERENCES = 3
-"""Those of the namespace, of an entry, and of the argument of `sys.getrefcount`."""
+"""References by the namespace, by an entry, and by the argument of `sys.getrefcount`."""
 
 
 @dataclass(slots=True)
@@ -118,9 +118,9 @@ class SharedObjectRegistry:
             for path, entry in entries.items()
             if is_optimizer(entry.value)
         }
-        held = shared_ids({path: entry.value for path, entry in entries.items()}, parts)
+        ids = shared_ids({path: entry.value for path, entry in entries.items()}, parts)
         outdated = SharedObjects(dict.fromkeys(self._outdated_iterators, OUTDATED))
-        return self.imported.merge(outdated).merge(held)
+        return self.imported.merge(outdated).merge(ids)
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
         """Return the shared names; with ``namespace`` only those whose value is still the one that was sent."""
@@ -249,11 +249,11 @@ class SharedObjectRegistry:
         )
 
     def record_sent(
-        self, paths: Iterable[str], namespace: Namespace, sums: Mapping[str, TensorChecksums] | None = None
+        self, paths: Iterable[str], namespace: Namespace, checksums: Mapping[str, TensorChecksums] | None = None
     ) -> None:
         """Record that the workers now hold the notebook's values of the names of ``paths``.
 
-        ``sums`` has by path those of the tensors of modules, where rank 0 has sent them with the weights.
+        ``checksums`` has by path of a module the checksums of its tensors, if rank 0 has sent them with the weights.
         """
         names = list(dict.fromkeys(root_name(path) for path in paths))
         moved = self.forget(names)
@@ -288,7 +288,7 @@ class SharedObjectRegistry:
             shared = self.shared_ids() if entries else SharedObjects()
             for path, entry in entries.items():
                 try:
-                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared, (sums or {}).get(path))
+                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared, (checksums or {}).get(path))
                 except Exception:  # a value that cannot be copied counts as changed
                     if is_below_training_object(path):
                         self._drop_parts([path])
@@ -300,7 +300,7 @@ class SharedObjectRegistry:
         self._entries[name] = _Entry(namespace.get(name), None, is_worker_only=True)
 
     def record_different(self, names: Iterable[str]) -> None:
-        """Record that workers have other values of some names: a cell that uses these is sent the notebook's."""
+        """Record that workers have other values of ``names``: the next cell that uses one gets the notebook's value."""
         for name in names:
             entry = self._entries.get(name)
             if entry is None or entry.is_worker_only:
@@ -396,7 +396,7 @@ class SharedObjectRegistry:
             self._bindings.pop(name, None)
 
     def used_elsewhere(self, names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
-        """Return the shared ones of some names whose values something other than the name and this record refers to."""
+        """Return those of ``names`` whose shared values have references besides the name and this record."""
         found = []
         for name in names:
             entry = self._entries.get(name)
@@ -491,7 +491,7 @@ class SharedObjectRegistry:
                 # A prepared model has the forward method that its class had when it was prepared.
                 return bool(parts) or is_training_object(value) or is_module_class(value)
             _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, references)
-        if replaced:  # such an object is sent again with what refers to it, not with the whole model
+        if replaced:  # such objects are sent again with the values that refer to them, not with the whole model
             for path in replaced:
                 references.pop(id(self._entries[path].value), None)
             self._drop_parts(replaced)
@@ -542,24 +542,26 @@ def _add_change(
 
 
 def _fingerprint(
-    path: str, value: Any, namespace: Namespace, shared: SharedObjects, sums: TensorChecksums | None = None
+    path: str, value: Any, namespace: Namespace, shared: SharedObjects, checksums: TensorChecksums | None = None
 ) -> Fingerprint | None:
     if "@" in path and is_loader(value):
         return content_fingerprint(value, namespace, shared)
-    fingerprint = fingerprint_of(value, namespace, shared, sums)
+    fingerprint = fingerprint_of(value, namespace, shared, checksums)
     if fingerprint is None:
         return fingerprint
     # The workers have prepared their model or optimizer: one with other parts, gradient hooks or methods is sent whole.
     if is_module(value):
         modules, tensors = list(value.modules()), list(value.parameters())
-        hooks = tuple(id(hook) for item in tensors for held in gradient_hooks(item).values() for hook in held.values())
+        hooks = tuple(
+            id(hook) for item in tensors for hook_dict in gradient_hooks(item).values() for hook in hook_dict.values()
+        )
         forwards = [forward for part in modules if (forward := users_forward(part)) is not None]
         own = Identities([*modules, *tensors, *forwards]), hooks
     elif is_optimizer(value):
         own = group_parameters(value), method_ids(value)
     elif is_scheduler(value):  # its state dict has no functions
-        held = (getattr(value, "optimizer", None), *getattr(value, "lr_lambdas", ()))
-        own = (Identities(item for item in held if is_optimizer(item) or isinstance(item, types.FunctionType)),)
+        referenced = (getattr(value, "optimizer", None), *getattr(value, "lr_lambdas", ()))
+        own = (Identities(item for item in referenced if is_optimizer(item) or isinstance(item, types.FunctionType)),)
     else:
         return fingerprint
     return Fingerprint((fingerprint.kind, own), fingerprint.content)

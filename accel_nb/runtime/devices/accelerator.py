@@ -1,4 +1,4 @@
-"""Devices that are used by torch's generic interfaces: xpu, mps, and types that are not registered.
+"""Devices that are accessed by torch's generic interfaces: xpu, mps, and types that are not registered.
 
 No test has run on such a device. Only functions that torch has for every type are used, and copies are synchronous.
 """
@@ -15,7 +15,7 @@ from accel_nb.runtime.devices.cpu import host_memory
 _WITH_BF16 = frozenset({"xpu"})
 
 
-class Accelerator(DeviceType):
+class GenericDevice(DeviceType):
     """A type of device that is accessed by its name, through `torch.get_device_module`."""
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Accelerator(DeviceType):
         return device
 
     def memory(self, device: torch.device | str) -> DeviceMemory:
-        """Measure a device's memory, or that of the process if torch cannot measure the device's."""
+        """Measure a device's memory, or the memory of the process if torch cannot measure the device's."""
         module = self._module()
         if not hasattr(module, "mem_get_info"):
             return host_memory()

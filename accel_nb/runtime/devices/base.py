@@ -62,8 +62,8 @@ class Stream(Protocol):
 class DeviceType(ABC):
     """A type of device, such as CUDA: attributes describe the type, methods one device.
 
-    The defaults are those of a device for which torch has tensors only: no streams, no page-locked memory, and
-    collectives over host memory. Another package registers a type as a subclass, by an entry point of the group
+    The defaults describe a device for which torch has tensors only: no streams, no page-locked memory, and collectives
+    over host memory. Another package registers a type as a subclass, by an entry point of the group
     ``accel_nb.devices`` whose name is the `torch.device.type`.
     """
 
@@ -83,7 +83,7 @@ class DeviceType(ABC):
     """Whether each worker owns one device, and a launcher chooses which devices are visible to a process."""
 
     has_streams: ClassVar[bool] = False
-    """Whether copies can run beside the computation: streams, events and page-locked memory."""
+    """Whether copies can run concurrently with computation: streams, events and page-locked memory."""
 
     pins_memory: ClassVar[bool] = False
     """Whether page-locked host memory makes copies to the device faster."""
@@ -118,7 +118,7 @@ class DeviceType(ABC):
 
     @abstractmethod
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
-        """Set a device's own generator to what `get_rng_state` returned."""
+        """Set a device's own generator to a state that `get_rng_state` has returned."""
 
     def load(self, device: torch.device | str) -> dict[str, float]:
         """Return the values of a device's sensors, by name with unit, such as ``GPU utilization (%)``; may be empty."""
@@ -129,7 +129,7 @@ class DeviceType(ABC):
         return self.count() > 0
 
     def why_unusable(self) -> list[str]:
-        """Return why existing devices of this type cannot be used and what to do, one line each."""
+        """Return the reasons why existing devices of this type cannot be used, and what to do, one line each."""
         return []
 
     def visible_variables(self, first: int, count: int) -> dict[str, str]:
@@ -166,7 +166,7 @@ class DeviceType(ABC):
         return None
 
     def device_name(self, device: torch.device | str) -> str:
-        """Return the name of the product, or that of the type if it is unknown."""
+        """Return the product's name, or the type's name if it is unknown."""
         return self.name
 
     def synchronize(self, device: torch.device | str) -> None:

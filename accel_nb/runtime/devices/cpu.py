@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Cpu(DeviceType):
-    """The CPU: its memory is that of the process, its generator is torch's global one."""
+    """The CPU, with the memory of the process and torch's global generator."""
 
     name = "cpu"
     is_host: ClassVar[bool] = True

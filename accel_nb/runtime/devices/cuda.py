@@ -47,7 +47,7 @@ class Cuda(DeviceType):
         return torch.version.hip is not None
 
     def why_unusable(self) -> list[str]:
-        """Return for each visible GPU that this build of torch cannot use why, and what to do."""
+        """Return the reason, and what to do, for each visible GPU that this build of torch cannot use."""
         cuda = torch_cuda_version()
         return [why for gpu in find_gpus() if (why := why_unusable(gpu, cuda)) is not None]
 
@@ -66,7 +66,7 @@ class Cuda(DeviceType):
         return device
 
     def memory(self, device: torch.device | str) -> DeviceMemory:
-        """Measure a GPU's memory, and what torch's allocator holds of it."""
+        """Measure a GPU's memory, and the part of it that torch's allocator holds."""
         cuda = _cuda()
         free, total = cuda.mem_get_info(device)
         return DeviceMemory(cuda.memory_allocated(device), cuda.memory_reserved(device), free, total)
@@ -81,7 +81,7 @@ class Cuda(DeviceType):
         }
         measured: dict[str, float] = {}
         for name, read in sensors.items():
-            # The libraries raise errors of their own: not installed, not permitted, no such sensor, or a part of a GPU.
+            # The libraries raise their own errors: not installed, not permitted, no such sensor, or a part of a GPU.
             with suppress(Exception):
                 measured[name] = float(read(device))
         return measured
@@ -91,7 +91,7 @@ class Cuda(DeviceType):
         return _cuda().max_memory_allocated(device)
 
     def has_real_bf16(self, device: torch.device | str) -> bool:
-        """Return whether the compute capability includes bfloat16, as that of every GPU under ROCm does.
+        """Return whether the compute capability includes bfloat16; every GPU under ROCm supports it.
 
         `torch.cuda.is_bf16_supported` counts emulation too, which is slower than float32.
         """

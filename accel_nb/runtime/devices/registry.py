@@ -77,9 +77,9 @@ def _load(name: str) -> DeviceType:
     elif name in _registered():
         loaded = _registered()[name].load()()
     else:
-        from accel_nb.runtime.devices.accelerator import Accelerator
+        from accel_nb.runtime.devices.accelerator import GenericDevice
 
-        loaded = Accelerator(name)
+        loaded = GenericDevice(name)
     return _loaded.setdefault(name, loaded)
 
 

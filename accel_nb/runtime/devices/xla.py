@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Xla(DeviceType):
-    """All chips of a TPU as one device of one process, or the CPU in their place.
+    """All chips of a TPU as one device of one process, or the CPU if there is no TPU.
 
     `strategies.xla` opens the device and calls `note_opened`.
     """
@@ -29,7 +29,7 @@ class Xla(DeviceType):
         return int(count_tpu_chips() > 0 and why_no_xla() is None)
 
     def why_unusable(self) -> list[str]:
-        """Return why torch_xla does not run with the installed torch."""
+        """Return the reason if torch_xla does not run with the installed torch."""
         why = why_no_xla()
         return [] if why is None else [why]
 
@@ -52,7 +52,7 @@ class Xla(DeviceType):
         return torch.tensor([state - 2**64 if state >= 2**63 else state], dtype=torch.int64, device="cpu")
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
-        """Set the generator to what `get_rng_state` returned."""
+        """Set the generator to a state that `get_rng_state` has returned."""
         import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
 
         xm.set_rng_state(int(state[0]) % 2**64, str(device))

@@ -34,7 +34,9 @@ _CAPACITY = 64  # numbers in a header; a structure with more tensors needs one m
 _MESSAGE_BYTES = 4096  # a header and the content that is sent with it
 _INLINE_BYTES = _MESSAGE_BYTES - 8 * _CAPACITY
 _BUCKET_BYTES = 25 * 2**20
-_HEADER_OF_ONE = struct.Struct("=qqq")  # of a gathered tensor: the digest, whether content follows, and the length
+_SINGLE_TENSOR_HEADER = struct.Struct(
+    "=qqq"
+)  # of a gathered tensor: the digest, whether content follows, and the length
 _NUMPY_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
     | {torch.bool}
@@ -89,7 +91,7 @@ class Collectives:
         return self._gather_each(tensors, tensors if like is None else like, problem)
 
     def pad_across(self, nested: T, dim: int = 0, value: float = 0, *, pad_first: bool = False) -> T:
-        """Return tensors padded along ``dim`` to the longest on any rank; those without that dim are unchanged."""
+        """Return tensors padded along ``dim`` to the longest on any rank; tensors without that dim are unchanged."""
         leaves, problem = _check_tensors("pad_across_processes", nested)
         lengths = [leaf.shape[dim] if -leaf.dim() <= dim < leaf.dim() else 0 for leaf in leaves]
         if self._world.size == 1:
@@ -141,7 +143,7 @@ class Collectives:
     def scatter(self, nested: Any, source: int = 0) -> Any:
         """Return this rank's share of rank ``source``'s tensors, divided along their first dim.
 
-        Shares differ by at most one row; every rank receives the whole of a scalar. Other ranks pass None, or the same
+        Shares differ by at most one row; every rank receives the same scalars. Other ranks pass None, or the same
         structure with tensors of any shape; the latter is required if the structure has named tuples, dataclasses or
         mappings other than dict.
         """
@@ -269,12 +271,12 @@ class Collectives:
         shape = leaf.shape
         digest, row_bytes = _digest_and_row_bytes(leaf.dtype, shape)
         content = leaf.detach().numpy().tobytes()
-        start = _HEADER_OF_ONE.size
+        start = _SINGLE_TENSOR_HEADER.size
         message = bytearray(_MESSAGE_BYTES)
-        message[:start] = _HEADER_OF_ONE.pack(digest, 1, shape[0])
+        message[:start] = _SINGLE_TENSOR_HEADER.pack(digest, 1, shape[0])
         message[start : start + len(content)] = content
         received = [part.numpy().data for part in self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))]
-        headers = [_HEADER_OF_ONE.unpack_from(memory) for memory in received]
+        headers = [_SINGLE_TENSOR_HEADER.unpack_from(memory) for memory in received]
         if any(other != digest for other, _, _ in headers):
             self._raise_mismatch("gather", [leaf], None)
         shapes = [(length, *shape[1:]) for _, _, length in headers]
@@ -658,8 +660,8 @@ def _describe_for_scatter(nested: Any, leaves: list[Tensor], is_source: bool) ->
         return text, None, []
     like = map_tensors(lambda _: torch.empty(0, device="cpu"), nested)
     _, refused = _try_encode(like)
-    facts = [(str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) for leaf in leaves]
-    return text, like if refused is None else None, cast("list[Any]", facts)
+    dtypes_and_shapes = [(str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) for leaf in leaves]
+    return text, like if refused is None else None, cast("list[Any]", dtypes_and_shapes)
 
 
 def _shares(shape: tuple[int, ...], size: int) -> list[tuple[range, tuple[int, ...]]]:

@@ -31,8 +31,8 @@ _IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "max": lambda total, part: torch.maximum(total, part, out=total),
     "min": lambda total, part: torch.minimum(total, part, out=total),
 }
-_SUMMED_BYTES = 1 << 16
-"""The largest tensor that is summed from all ranks' values: in several steps each rank would send less."""
+_MAX_GATHERED_BYTES = 1 << 16
+"""The largest tensor that each rank gathers from all ranks and adds; the backend sends less of larger ones."""
 
 
 class Communicator(Protocol):
@@ -64,7 +64,7 @@ class Communicator(Protocol):
         ...
 
     def sums_at_once(self, tensor: Tensor) -> bool:
-        """Return whether `all_reduce` sends a tensor in one message: to run it asynchronously gains nothing."""
+        """Return whether `all_reduce` sends a tensor in one message; running it asynchronously then gains nothing."""
         ...
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
@@ -223,13 +223,13 @@ class TorchComm:
         return tensor if work is tensor else overwrite(tensor, work)
 
     def sums_at_once(self, tensor: Tensor) -> bool:
-        """Return whether `all_reduce` gathers a tensor and adds in the order of ranks, at the cost of a sum.
+        """Return whether `all_reduce` gathers a tensor and adds in the order of ranks, where this is not slower.
 
         The result is then the same to the bit on one machine, through memory, and on several. Every rank must call.
         """
         if self._subgroup is not None or self._sends_device_only or not (tensor.is_cpu and _is_plain(tensor)):
             return False
-        if tensor.numel() * tensor.element_size() <= _SUMMED_BYTES:
+        if tensor.numel() * tensor.element_size() <= _MAX_GATHERED_BYTES:
             return True
         return self.world.size == 2 and self._exchange_for(tensor) is not None  # any order of two has the same sum
 
@@ -239,13 +239,13 @@ class TorchComm:
         return work.wait
 
     def receive(self, tensor: Tensor, source: int) -> Tensor:
-        """Replace the content of ``tensor`` by what rank ``source`` sends, and return it."""
+        """Replace the content of ``tensor`` by the tensor that rank ``source`` sends, and return it."""
         work = self._to_sendable(tensor)
         dist.recv(work, self._global_rank(source), self._subgroup)
         return tensor if work is tensor else overwrite(tensor, work)
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each rank, and return what each has sent here, in rank order and of these shapes."""
+        """Send one part to each rank, and return the received parts, in rank order and of these shapes."""
         work = self._to_sendable(torch.cat([part.detach().reshape(-1) for part in parts]))
         lengths = [math.prod(shape) for shape in shapes]
         received = work.new_empty(sum(lengths))
@@ -300,7 +300,7 @@ class TorchComm:
             dist.barrier(self._subgroup)
 
     def _host_group(self) -> Any:
-        """Return a group that can send host tensors: that of this communicator, else one opened on first use.
+        """Return a group that can send host tensors: this communicator's, else one that is opened on first use.
 
         Ranks outside of a subgroup take no part, and opening a group needs all ranks: raises `MisuseError`.
         """

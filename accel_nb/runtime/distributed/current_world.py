@@ -11,7 +11,7 @@ from accel_nb.runtime.world import World
 
 
 def current_world() -> World:
-    """Return the world that the environment describes, else that of an open group, else a world of one rank."""
+    """Return the world that the environment describes, else an open group's, else a world of one rank."""
     world = torchrun_world()
     if world is None:
         return DefaultGroup.world_of_open_group() if DefaultGroup.is_open() else World()

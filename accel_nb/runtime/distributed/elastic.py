@@ -1,4 +1,4 @@
-"""Reports of a rank's error to torch's elastic agent, which supervises the ranks of several machines."""
+"""Reporting of a rank's error to torch's elastic agent, which supervises the ranks of several machines."""
 
 from __future__ import annotations
 

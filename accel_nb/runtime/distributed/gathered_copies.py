@@ -1,8 +1,8 @@
 """Full tensors that were gathered for views, and are kept equal to the sharded tensors.
 
 On one device `row = weight.detach()[0]` and `array = weight.detach().numpy()` share the memory of the weight. For a
-sharded weight they share that of a full tensor which was gathered for them. While code holds such a view, what is
-written into it is copied into the shards, and what changes in the shards is copied into it.
+sharded weight they share the memory of a full tensor that was gathered for them. While code holds such a view, writes
+to it are copied into the shards, and changes of the shards are copied into it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SHARED = (
     "or train with --strategy ddp, which leaves weights whole"
 )
 _OWN_REFERENCES = 2
-"""The references to the storage of a copy that no view has: those of the copy and of its storage object."""
+"""The number of references to a copy's storage without any view: from the copy, and from its storage object."""
 
 
 class GatheredCopy:
-    """A sharded tensor and its full tensor; ``whole`` is None once nothing else is in its memory."""
+    """A sharded tensor and its full tensor; ``whole`` is None once no other tensor or array shares its memory."""
 
     def __init__(self, target: Any, whole: Tensor, *, by_value: bool) -> None:
         self.target = target
@@ -56,7 +56,8 @@ class GatheredCopy:
     def state(self) -> int:
         """Return whether this rank uses the copy, and if so whether its shard has changed.
 
-        A rank whose shard is empty cannot find that the sharded tensor has received other memory: the others decide.
+        A rank whose shard is empty cannot detect that the sharded tensor has received other memory: the other ranks
+        decide.
         """
         shard = sharded.local_shard(self.target)
         if self.whole is None or self.is_separate or not shard.numel():
@@ -83,7 +84,7 @@ class GatheredCopies:
         # Copies that are unused on this rank remain, without their memory, until they are unused on all ranks.
         self._copies: list[GatheredCopy] = []
         self._max_unchecked = _MAX_UNCHECKED
-        # By address of a shard: sharded tensors in its memory.
+        # By address of a shard: sharded tensors that share its memory.
         self._aliases: dict[int, list[weakref.ref[Any]]] = {}
         # The addresses of two parameters' shards of which one was assigned to the other.
         self._pairs: set[tuple[int, int]] = set()
@@ -92,11 +93,14 @@ class GatheredCopies:
         """How often code may have written into sharded tensors, the same on all ranks."""
 
     def may_be_written(self, writes: int) -> bool:
-        """Return whether code may have written into sharded tensors since ``writes`` was read; as on all ranks."""
+        """Return whether code may have written into sharded tensors since ``writes`` was read; equal on all ranks."""
         return self.writes != writes or bool(self._copies)
 
     def add(self, target: Any, whole: Tensor, *, by_value: bool) -> None:
-        """Keep a full tensor equal to ``target`` while anything else is in its memory; find writes ``by_value`` too."""
+        """Keep a full tensor equal to ``target`` while others share its memory.
+
+        With ``by_value`` compare values to find writes.
+        """
         self._copies.append(GatheredCopy(target.detach(), whole, by_value=by_value))
         self._observe_modules()
         if len(self._copies) > self._max_unchecked:
@@ -112,7 +116,7 @@ class GatheredCopies:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Copy what was written into the copies into the shards of this rank, and free the copies that are unused."""
+        """Copy writes to the copies into this rank's shards, and free the copies that are unused."""
         for copy in self._copies:
             copy.write_back()
             if copy.whole is not None and not _is_shared(copy.whole):
@@ -135,15 +139,15 @@ class GatheredCopies:
             self.close()
 
     def record_alias(self, tensor: Any) -> None:
-        """Record a sharded tensor in the memory of another one, such as a value of a state dict, for `separate`."""
+        """Record for `separate` a sharded tensor that shares memory with another one, as in a state dict."""
         known = self._aliases.setdefault(sharded.local_shard(tensor).data_ptr(), [])
         known[:] = [reference for reference in known if reference() is not None]
         known.append(weakref.ref(tensor))
 
     def separate(self, tensor: Any, set_data: Callable[[Tensor, Tensor], object]) -> None:
-        """Copy what is in the memory of a tensor into memory of its own, by ``set_data``; every rank must call.
+        """Move tensors that share memory with a tensor to copies, by ``set_data``; every rank must call.
 
-        Code that assigns other memory to the tensor expects that what it read before keeps the old values.
+        Code that assigns other memory to the tensor expects tensors that it read before to keep the old values.
         """
         self.write_back()
         address = sharded.local_shard(tensor).data_ptr()
@@ -170,7 +174,7 @@ class GatheredCopies:
             raise MisuseError(_SHARED)
 
     def join(self, tensor: Any, value: Any, set_data: Callable[[Tensor, Tensor], object]) -> None:
-        """Put a sharded tensor, and what was read from its memory, into the memory of another one, by ``set_data``."""
+        """Move a sharded tensor, and tensors that share its memory, to the memory of another one, by ``set_data``."""
         own, address = sharded.local_shard(tensor), sharded.local_shard(value).data_ptr()
         if address and address != own.data_ptr():
             aliases = [reference() for reference in self._aliases.pop(address, ())]
@@ -180,7 +184,7 @@ class GatheredCopies:
                     self.record_alias(alias)
 
     def resume(self, earlier: GatheredCopies | None) -> None:
-        """Keep the copies of an earlier cell equal again if the ranks have the same ones; every rank must call."""
+        """Resume updating the copies of an earlier cell if all ranks have the same ones; every rank must call."""
         copies = [] if earlier is None else earlier._copies
         shapes = [list(copy.target.shape) for copy in copies]
         if all(found == shapes for found in self._comm.all_gather_json(shapes)):
@@ -193,7 +197,7 @@ class GatheredCopies:
         return ((copy.whole, copy.target) for copy in self._copies if copy.whole is not None and not copy.is_separate)
 
     def close(self) -> None:
-        """Keep the copies equal no longer; what was written into them is in the shards of this rank."""
+        """Stop updating the copies; writes to them have been copied into this rank's shards."""
         self.write_back()
         if self._remove_hook is not None:
             self._remove_hook()
@@ -211,7 +215,7 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_shared(whole: Tensor) -> bool:
-    """Return whether another tensor or array is in a tensor's memory."""
+    """Return whether another tensor or array shares a tensor's memory."""
     if not is_checked("gathered_copies"):
         return True
     return torch._C._storage_Use_Count(whole.untyped_storage()._cdata) > _OWN_REFERENCES  # pyright: ignore

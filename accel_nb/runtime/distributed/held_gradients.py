@@ -1,4 +1,4 @@
-"""Gradients that a strategy holds elsewhere than in ``parameter.grad``, as other code reads and replaces them.
+"""Access to gradients that a strategy holds elsewhere than in ``parameter.grad``.
 
 This module imports torch only after a strategy has registered parameters.
 """
@@ -19,17 +19,17 @@ _holders: Any = None
 class GradientHolder(Protocol):
     """The owner of the gradients of some parameters."""
 
-    def shown_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+    def gradient_shard(self, parameter: nn.Parameter) -> Tensor | None:
         """Return this rank's shard of a complete gradient, which `sharded.full_tensor` gathers; None without one."""
         ...
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
-        """Replace the whole gradient of a parameter; None drops it. Every rank must call."""
+        """Replace the full gradient of a parameter; None drops it. Every rank must call."""
         ...
 
 
 def register_holder(parameters: Iterable[nn.Parameter], holder: GradientHolder) -> None:
-    """Make `gradient_of` and `set_gradient` call the ``holder`` for parameters."""
+    """Register the ``holder`` that `gradient_of` and `set_gradient` call for parameters."""
     global _holders
     if _holders is None:
         from torch.utils.weak import WeakIdKeyDictionary
@@ -53,13 +53,13 @@ def is_held(tensor: Any) -> bool:
 
 
 def gradient_of(tensor: Any) -> Any:
-    """Return the gradient of a leaf: ``tensor.grad``, or this rank's shard of the one that is held elsewhere."""
+    """Return the gradient of a leaf tensor: ``tensor.grad``, or this rank's shard if it is held elsewhere."""
     holder = _holder_of(tensor)
-    return tensor.grad if holder is None else holder.shown_gradient(tensor)
+    return tensor.grad if holder is None else holder.gradient_shard(tensor)
 
 
 def set_gradient(tensor: Any, value: Any) -> None:
-    """Set the whole gradient of a leaf, or drop it; every rank must call."""
+    """Set the full gradient of a leaf tensor, or drop it; every rank must call."""
     holder = _holder_of(tensor)
     if holder is None:
         tensor.grad = value

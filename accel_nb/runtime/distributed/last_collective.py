@@ -1,4 +1,4 @@
-"""The last collective that a rank has entered, from torch's flight recorder and the exchange through memory."""
+"""The last collective that a rank has entered, from torch's flight recorder and the exchange through shared memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_nb.runtime.distributed.memory_exchange import MemoryExchange
 
-_OF_ALL = "default_pg"
+_DEFAULT_GROUP_DESCRIPTION = "default_pg"
 """torch's description of the default group."""
 
 
@@ -19,17 +19,23 @@ class EnteredCollective:
 
     group: str
     channel: str
-    """The name in ``entered`` of what the collective is counted with: its group, or the exchange through memory."""
+    """The key in ``entered`` of the collective's count: its group, or the exchange through shared memory."""
     sequence: int
-    """Its number among the collectives of its group; for the group of all ranks those through memory count too."""
+    """Its number among the collectives of its group.
+
+    In the group of all ranks, exchanges through shared memory count too.
+    """
     operation: str
     sizes: list[Any]
     is_open: bool
     """Whether the collective has not finished and belongs to the current group."""
-    is_of_all: bool
+    includes_all_ranks: bool
     """Whether all ranks are in its group."""
     entered: dict[str, int]
-    """How many collectives of each group the rank has entered; the exchange through memory counts as a group."""
+    """The number of collectives that the rank has entered, by group.
+
+    The exchange through shared memory counts as a group.
+    """
 
 
 def find_last_collective(first: int, default_group: str, exchange: MemoryExchange | None) -> EnteredCollective | None:
@@ -54,27 +60,27 @@ def find_last_collective(first: int, default_group: str, exchange: MemoryExchang
                 operation=exchange.last.operation,
                 sizes=exchange.last.sizes,
                 is_open=exchange.last.is_open,
-                is_of_all=True,
+                includes_all_ranks=True,
                 entered=entered,
             )
     if last is None:
         return None
     name, description = last["process_group"]
-    is_of_all = description == _OF_ALL
+    includes_all_ranks = description == _DEFAULT_GROUP_DESCRIPTION
     return EnteredCollective(
         group=name,
         channel=name,
-        sequence=last["collective_seq_id"] + (entered.get(memory, 0) if is_of_all else 0),
+        sequence=last["collective_seq_id"] + (entered.get(memory, 0) if includes_all_ranks else 0),
         operation=last["profiling_name"].partition(":")[2] or last["profiling_name"],
         sizes=last["input_sizes"],
         is_open=last.get("retired") is False,
-        is_of_all=is_of_all,
+        includes_all_ranks=includes_all_ranks,
         entered=entered,
     )
 
 
 def has_open_collectives(first: int) -> bool:
-    """Return whether a collective of this rank has not finished, of those with records from number ``first`` on."""
+    """Return whether a collective of this rank with a record from number ``first`` on has not finished."""
     return any(record["record_id"] >= first and record.get("retired") is False for record in _flight_records())
 
 

@@ -1,7 +1,8 @@
 """Sums over the ranks that compute parts of one layer, as operations with gradients of any order.
 
 A *whole* tensor is equal on all ranks, and so is its gradient. A layer that is divided by its outputs takes a whole
-tensor, to whose gradient each rank adds a part; one that is divided by its inputs returns on each rank a part of a sum.
+tensor, and each rank computes a summand of the tensor's gradient; a layer that is divided by its inputs computes on
+each rank a summand of its output.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class LayerExchange:
 
     def __init__(self, comm: Reduction) -> None:
         self.comm = comm
-        # While a group of layers computes: the whole tensors that it has taken, and what `enter` returned for them.
+        # While a group of layers computes: its whole input tensors, and the results of `replicate` for them.
         self._entered: list[tuple[Tensor, Tensor]] | None = None
 
     @property
@@ -36,25 +37,25 @@ class LayerExchange:
         """Whether a group of layers computes, inside of `shared_inputs`."""
         return self._entered is not None
 
-    def enter(self, whole: Tensor) -> Tensor:
-        """Return a whole tensor for a computation of parts: its gradient is summed over ranks."""
+    def replicate(self, whole: Tensor) -> Tensor:
+        """Return a whole tensor, as input of the layer's part on this rank: its gradient is summed over ranks."""
         if not (torch.is_grad_enabled() and whole.requires_grad):
             return whole
         for known, result in self._entered or ():
             if known is whole:
                 return result
-        result: Any = _Enter.apply(whole, self.comm)
+        result: Any = _Replicate.apply(whole, self.comm)
         if self._entered is not None:
             self._entered.append((whole, result))
         return result
 
-    def leave(self, part: Tensor) -> Tensor:
-        """Return the sum of the ranks' parts, in place of ``part``, which must not be used otherwise."""
-        return _Leave.apply(part, self.comm)  # pyright: ignore[reportReturnType]
+    def sum_parts(self, part: Tensor) -> Tensor:
+        """Return the sum of the ranks' parts, computed in place in ``part``, which must not be used otherwise."""
+        return _SumParts.apply(part, self.comm)  # pyright: ignore[reportReturnType]
 
     @contextmanager
     def shared_inputs(self) -> Iterator[None]:
-        """Sum the gradient of a tensor that several layers take inside of the block once, and not for each layer."""
+        """Sum the gradient of a tensor that several layers take inside of the block once, not once for each layer."""
         before, self._entered = self._entered, []
         try:
             yield
@@ -62,7 +63,7 @@ class LayerExchange:
             self._entered = before
 
 
-class _Enter(Function):
+class _Replicate(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, comm: Reduction) -> Tensor:
         ctx.comm = comm
@@ -70,10 +71,10 @@ class _Enter(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Leave.apply(gradients[0].clone(memory_format=torch.contiguous_format), ctx.comm), None
+        return _SumParts.apply(gradients[0].clone(memory_format=torch.contiguous_format), ctx.comm), None
 
 
-class _Leave(Function):
+class _SumParts(Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, comm: Reduction) -> Tensor:
         ctx.comm = comm
@@ -82,4 +83,4 @@ class _Leave(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Enter.apply(gradients[0], ctx.comm), None
+        return _Replicate.apply(gradients[0], ctx.comm), None

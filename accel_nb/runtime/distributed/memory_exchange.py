@@ -5,7 +5,7 @@ the exchange itself. Here each rank has a counter and two slots of memory. In ex
 slot k mod 2, sets its counter to k, and waits until every counter has reached k; then it reads the slots of all ranks.
 A rank writes a slot again in exchange k + 2, when all ranks have begun exchange k + 1 and so have read it.
 
-The order of the writes to memory is that of the program on x86-64 only; on other processors gloo is used.
+Writes to memory are visible in program order on x86-64 only; on other processors gloo is used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MAX_BYTES = 1 << 20
 _FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_NUMBER = 0, 1, 202  # of Linux on x86-64; see futex(2)
 _ALL_WAITERS = 2**31 - 1
 _SLICE_NS = 50_000_000
-"""How long a rank waits before it checks whether the rank that it waits for still runs."""
+"""Time after which a waiting rank checks whether the other rank still runs."""
 _NUM_SPINS = 20
-"""How often a rank reads a counter before it sleeps: a few microseconds."""
+"""Number of reads of a counter before a rank sleeps: a few microseconds."""
 _TOKEN_BYTES = 16
 _HEADER_BYTES = 4096
 _WORDS_PER_RANK = 16  # a line of the processor's cache
@@ -61,12 +61,12 @@ class LastExchange:
 class MemoryExchange:
     """Exchanges tensors among all ranks of a group; every rank must make the same calls in the same order.
 
-    ``path`` is that of a file that `create_memory` has made. Only `leave` may be called from another thread while an
+    ``path`` is the path that `create_memory` has returned. Only `leave` may be called from another thread while an
     exchange waits.
     """
 
     def __init__(self, path: str, token: bytes, rank: int, size: int, *, timeout_s: float) -> None:
-        """Open the memory; raise OSError if it is not there, or is that of another group."""
+        """Open the memory; raise OSError if there is none, or it belongs to another group."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != _num_bytes(size) or os.pread(descriptor, _TOKEN_BYTES, 0) != token:
@@ -94,7 +94,7 @@ class MemoryExchange:
 
     @staticmethod
     def accepts(tensor: Tensor) -> bool:
-        """Return whether a tensor can be exchanged: a small, contiguous one on the host."""
+        """Return whether a tensor can be exchanged: it is small, contiguous and on the host."""
         return (
             tensor.is_cpu
             and type(tensor) in (Tensor, torch.nn.Parameter)
@@ -141,7 +141,7 @@ class MemoryExchange:
             self._wake(counter)
 
     def close(self) -> None:
-        """Leave, and stop watching the processes of other ranks."""
+        """Leave, and close the descriptors of the processes of other ranks."""
         self.leave()
         while self._processes:
             os.close(self._processes.popitem()[1])

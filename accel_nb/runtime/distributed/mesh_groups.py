@@ -13,17 +13,18 @@ from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.mesh import DATA_DIMENSIONS, DIMENSIONS, SUM_DIMENSIONS, Mesh
 from accel_nb.runtime.world import World
 
-_OTHERS = ("pp", "tp")
+_MODEL_DIMENSIONS = ("pp", "tp")
 
 
 @dataclass(frozen=True, slots=True)
 class MeshGroups:
-    """This rank's place in the mesh, and the communicators of its rows and columns.
+    """This rank's coordinates in the mesh, and the communicators along its dimensions.
 
-    ``data`` connects the ranks that read different shares of a batch and hold the same layers, or parts of layers;
-    ``sum`` those, and the ranks that read other parts of the same sequences: gradients are averaged over it; ``cp``,
-    ``pp`` and ``tp`` the ranks of one dimension, ``ep`` those that hold different experts. ``device_mesh`` is the mesh
-    of parameters, see `Mesh.holding`, and ``expert_mesh`` that of experts, see `Mesh.expert_shape`.
+    ``data`` connects the ranks that read different shares of a batch and hold the same layers, or shards of layers.
+    ``sum`` connects these and the ranks that read other parts of the same sequences; gradients are averaged over it.
+    ``cp``, ``pp`` and ``tp`` connect the ranks of one dimension, ``ep`` the ranks that hold different experts.
+    ``device_mesh`` is the mesh of parameters (`Mesh.parameter_mesh`), ``expert_mesh`` the mesh of experts
+    (`Mesh.expert_shape`).
     """
 
     mesh: Mesh
@@ -38,7 +39,7 @@ class MeshGroups:
 
     @classmethod
     def of_data(cls, comm: Communicator) -> MeshGroups:
-        """Return the mesh in which every rank reads a share of its own; nothing is opened."""
+        """Return the mesh in which every rank reads a different share of the data; opens no process group."""
         mesh = Mesh(comm.world.rank, dp_replicate=comm.world.size)
         return cls(mesh, comm, comm, LocalComm(), LocalComm(), LocalComm())
 
@@ -46,15 +47,15 @@ class MeshGroups:
     def open(cls, mesh: Mesh, world: World, *, copies: bool = False) -> MeshGroups:
         """Open the process groups of a mesh; every rank must call. The default group must be open.
 
-        With ``copies`` ranks that read other parts of sequences hold copies of parameters, else parts of one.
+        With ``copies`` ranks that read other parts of sequences hold replicas of parameters, else shards.
         """
         from torch.distributed.device_mesh import init_device_mesh
 
-        shape, device = mesh.holding(copies=copies).shape, torch.device(world.device).type
+        shape, device = mesh.parameter_mesh(copies=copies).shape, torch.device(world.device).type
         device_mesh = init_device_mesh(device, shape, mesh_dim_names=DIMENSIONS)
         ep, expert_mesh = LocalComm(), None
         if mesh.ep > 1:
-            shape = mesh.pp, *mesh.holding(copies=copies).expert_shape, mesh.tp
+            shape = mesh.pp, *mesh.parameter_mesh(copies=copies).expert_shape, mesh.tp
             expert_mesh = init_device_mesh(device, shape, mesh_dim_names=("pp", *DATA_DIMENSIONS, "ep", "tp"))
             along_ep = expert_mesh["ep"]
             ep = _join(tuple(along_ep.mesh.flatten().tolist()), world, along_ep.get_group())
@@ -64,7 +65,7 @@ class MeshGroups:
             data,
             data if mesh.cp == 1 else _connect(mesh, SUM_DIMENSIONS, world),
             cp=_connect(mesh, ("cp",), world),
-            **{name: _connect(mesh, (name,), world, device_mesh[name].get_group()) for name in _OTHERS},
+            **{name: _connect(mesh, (name,), world, device_mesh[name].get_group()) for name in _MODEL_DIMENSIONS},
             ep=ep,
             device_mesh=device_mesh,
             expert_mesh=expert_mesh,

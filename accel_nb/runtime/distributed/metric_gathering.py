@@ -1,4 +1,4 @@
-"""Code that asks whether torch.distributed is in use: metrics of libraries, helpers of users, and what saves on rank 0.
+"""Checks of library and user code whether torch.distributed is in use, and their results in plain cells.
 
 If every rank reads whole batches, each has the metric of all samples already: gathering would count every sample once
 for each rank, and a rate that is scaled by the number of processes would be too high. The same is true of the
@@ -18,26 +18,26 @@ import torch.distributed as dist
 
 METRIC_LIBRARIES = ("ignite", "monai", "torchmetrics", "vector_quantize_pytorch")
 """Libraries that gather metrics, or statistics of a batch, if torch.distributed is available and initialized."""
-_ASKS, _SAVES = "transformers.distributed.utils", "transformers.distributed.mixin"
-"""The module of transformers that asks for others, and the one that decides which ranks save a model."""
+_ASKING_MODULE, _SAVING_MODULE = "transformers.distributed.utils", "transformers.distributed.mixin"
+"""The module of transformers with the check, and the module that decides by it which ranks save a model."""
 _NORMS = "torch.nn.modules.batchnorm"
 
 
 def replacements(
-    gathers: Callable[[], bool], is_users: Callable[[str], bool], writes_once: Callable[[], bool]
+    gathers: Callable[[], bool], is_user_module: Callable[[str], bool], writes_once: Callable[[], bool]
 ) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     """Yield the functions to replace, so that torch.distributed is in use only where ``gathers()`` returns True.
 
-    This applies to libraries of metrics, to batch normalization, and to the modules for whose names ``is_users``
+    This applies to libraries of metrics, to batch normalization, and to the modules for whose names ``is_user_module``
     returns True. To code that saves on rank 0 it is not in use where ``writes_once()`` returns True.
     """
     for name in ("is_available", "is_initialized"):
-        yield dist, name, functools.partial(_wrap, gathers, is_users, writes_once)
+        yield dist, name, functools.partial(_wrap, gathers, is_user_module, writes_once)
 
 
 def _wrap(
     gathers: Callable[[], bool],
-    is_users: Callable[[str], bool],
+    is_user_module: Callable[[str], bool],
     writes_once: Callable[[], bool],
     original: Callable[[], bool],
 ) -> Callable[[], bool]:
@@ -48,9 +48,9 @@ def _wrap(
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if not original():
             return False
-        if caller == _ASKS and sys._getframe(2).f_globals.get("__name__") == _SAVES:
+        if caller == _ASKING_MODULE and sys._getframe(2).f_globals.get("__name__") == _SAVING_MODULE:
             return not writes_once()
-        is_alone = caller == _NORMS or caller.partition(".")[0] in METRIC_LIBRARIES or is_users(caller)
+        is_alone = caller == _NORMS or caller.partition(".")[0] in METRIC_LIBRARIES or is_user_module(caller)
         return not is_alone or gathers()
 
     is_in_use.inspects_caller = True  # type: ignore[attr-defined]

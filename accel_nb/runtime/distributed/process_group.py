@@ -2,7 +2,7 @@
 
 A signal cannot interrupt a rank that waits in a gloo collective, because the wait is in C++; shutting down its
 connections can. `DefaultGroup` therefore records which sockets are opened while the group and its subgroups are
-created, and `DefaultGroup.cut_connections` shuts down exactly these. NCCL communicators are aborted instead.
+created, and `DefaultGroup.shut_down_connections` shuts down exactly these. NCCL communicators are aborted instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Store = c10d.Store
 DEFAULT_TIMEOUT_S = 1800.0
 
 GLOO_RELEASE_TIMEOUT_S = 2.0
-"""How long gloo's threads may take to release finished collectives."""
+"""Maximum time in which gloo's threads release finished collectives."""
 
 _DESCRIPTORS = "/proc/self/fd"
 _KEY_PREFIX = "accel_nb"
@@ -57,11 +57,11 @@ class DefaultGroup:
     """torch's default process group of this process; at most one is open at a time.
 
     Every rank must call ``open``, ``reopen`` and ``close``; the first two block until all ranks have called.
-    ``cut_connections`` may be called from any thread, on any rank.
+    ``shut_down_connections`` may be called from any thread, on any rank.
     """
 
     # The exchange of the open group, with torch's group. A process has one default group, and several objects of this
-    # class may stand for it (see `adopt`).
+    # class may represent it (see `adopt`).
     _exchange: ClassVar[tuple[Any, MemoryExchange] | None] = None
 
     def __init__(self, world: World, *, timeout_s: float, owned: bool, backend: str | None = None) -> None:
@@ -71,7 +71,7 @@ class DefaultGroup:
         self._backend = backend
         self._sockets: set[int] = set()
         self._groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-        # The first entry of torch's flight recorder that can belong to the group: it keeps those of earlier groups,
+        # The first entry of torch's flight recorder that can belong to the group: it keeps records of earlier groups,
         # which have the same name and whose numbers may differ between ranks that were stopped.
         self._first_record = 0
         self._original_factory: Callable[..., Any] | None = None
@@ -82,7 +82,7 @@ class DefaultGroup:
     ) -> DefaultGroup:
         """Open the group over a store of all ranks, or over a file that each can read and write.
 
-        No group may have used the store before; a file may be that of an earlier group of these ranks.
+        No group may have used the store before; a file may have been used by an earlier group of these ranks.
         """
         group = cls(world, timeout_s=timeout_s, owned=True)
         group._open(store)
@@ -97,9 +97,10 @@ class DefaultGroup:
     def from_environment(
         cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S, backend: str | None = None
     ) -> DefaultGroup:
-        """Open the group that ``torchrun``'s variables describe; ``backend`` defaults to that of the device type.
+        """Open the group that ``torchrun``'s variables describe.
 
-        Ranks that `accel-nb launch` starts on one machine use an anonymous file as store instead of a port.
+        ``backend`` defaults to the backend of the device type. Ranks that `accel-nb launch` starts on one machine use
+        an anonymous file as store instead of a port.
         """
         group = cls(world, timeout_s=timeout_s, owned=True, backend=backend)
         group._open(launch_store())
@@ -119,7 +120,7 @@ class DefaultGroup:
 
     @classmethod
     def exchange(cls) -> MemoryExchange | None:
-        """Return the memory through which all ranks exchange small tensors; None if there is none."""
+        """Return the shared memory through which all ranks exchange small tensors; None if there is none."""
         if cls._exchange is None or cls._exchange[0] is not dist.group.WORLD:
             return None
         return cls._exchange[1]
@@ -157,7 +158,7 @@ class DefaultGroup:
             return self._backend
         return device_type(self.world.device).backend
 
-    def cut_connections(self) -> int:
+    def shut_down_connections(self) -> int:
         """Shut down this rank's connections, so that a waiting collective raises; return their number.
 
         The group cannot be used afterwards: `reopen` or `close` it. No rank should be sending: gloo drops a send over
@@ -165,20 +166,20 @@ class DefaultGroup:
         """
         if self._is_owner and (exchange := self.exchange()) is not None:
             exchange.leave()
-        cut = _shut_down(self._sockets)
+        num_closed = _shut_down(self._sockets)
         if self._is_owner and self.backend == "nccl":
             try:
                 c10d._abort_process_group()
             except Exception as error:  # the group may be partly opened or already destroyed: no collective waits
                 logger.debug("NCCL group was not aborted: %s", error)
-        return cut
+        return num_closed
 
     def reopen(self, store: str | os.PathLike[str] | Store) -> None:
         """Destroy the group, in any state, and open a new one over a new store or file.
 
         Every rank must call; none may be in a collective. Collectives that still run in the background are aborted.
         """
-        self.cut_connections()
+        self.shut_down_connections()
         self.close()
         self._open(store)
 
@@ -257,7 +258,7 @@ class DefaultGroup:
         Connections are shut down first, so that no collective waits for ranks that have ended.
         """
         if os.getpid() == pid:
-            self.cut_connections()
+            self.shut_down_connections()
             self.close()
 
     def _open(self, store: str | os.PathLike[str] | Store | None) -> None:
@@ -325,7 +326,7 @@ class DefaultGroup:
         return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
     def _record_new_groups(self) -> None:
-        """Record all groups and subgroups that are created from now on, and their sockets for `cut_connections`."""
+        """Record all groups that are created from now on, and their sockets for `shut_down_connections`."""
         make = getattr(c10d, _GROUP_FACTORY)
 
         def make_and_record(*args: Any, **kwargs: Any) -> Any:
@@ -346,8 +347,8 @@ def _keep_until_exit(groups: Iterable[dist.ProcessGroup]) -> None:
     """Keep groups in memory until the process ends.
 
     The destructor of a group waits for its collectives. gloo does not end one that was sending when the connection was
-    shut down, so that the destructor would return only after the group's timeout. The count of references is
-    increased, since the interpreter destroys what a variable of a module holds when it exits.
+    shut down, so that the destructor would return only after the group's timeout. The count of references is increased,
+    since the interpreter destroys the values of module variables when it exits.
     """
     for group in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

@@ -54,7 +54,7 @@ class RowExchange:
         return RowReduction.apply(part, self, weights)  # pyright: ignore[reportReturnType]
 
     def average(self, gradient: Tensor) -> Tensor:
-        """Return the mean over ranks; of gradients that ranks computed from rows, it is the gradient on one device."""
+        """Return the mean over ranks; for gradients computed from the ranks' rows, it is the gradient on one device."""
         return _Average.apply(gradient, self)  # pyright: ignore[reportReturnType]
 
     def own_range(self, sizes: Sequence[int]) -> tuple[int, int]:
@@ -86,12 +86,12 @@ class RowExchange:
 class _Take(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: RowExchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        ctx.facts = exchange, dim, sizes
+        ctx.arguments = exchange, dim, sizes
         return whole.narrow(dim, *exchange.own_range(sizes)).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim, sizes = ctx.facts
+        exchange, dim, sizes = ctx.arguments
         whole: Any = _Gather.apply(gradients[0], exchange, dim, sizes)
         return whole / exchange.num_ranks, None, None, None
 
@@ -99,12 +99,12 @@ class _Take(Function):
 class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: RowExchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        ctx.facts = exchange, dim, sizes
+        ctx.arguments = exchange, dim, sizes
         return exchange.all_gather_rows(rows, dim, sizes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim, sizes = ctx.facts
+        exchange, dim, sizes = ctx.arguments
         own: Any = _Take.apply(gradients[0], exchange, dim, sizes)
         return own * exchange.num_ranks, None, None, None
 
@@ -121,7 +121,7 @@ class _Stack(Function):
 
 
 class RowReduction(Function):
-    """The value of all rows, a sum or a weighted mean, from those of the ranks' rows."""
+    """The value for all rows, a sum or a weighted mean, of the ranks' values for their rows."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, exchange: RowExchange, weights: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Exchanges among the ranks that hold shards of the same sequences, as operations with gradients of any order.
 
 A *whole* tensor is equal on all ranks, and so is its gradient. A rank's *shard* of it is a range along one dim.
-Gradients of what is computed from shards are multiplied by the number of ranks, so that their average is their sum.
+Gradients of results computed from shards are multiplied by the number of ranks, so that their average is their sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Exchange(Protocol):
         ...
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each rank, and return what each has sent here, in rank order."""
+        """Send one part to each rank, and return the parts received from each, in rank order."""
         ...
 
 
@@ -52,23 +52,23 @@ class SequenceExchange:
         """Return the whole tensor of the ranks' shards."""
         return _Join.apply(shard, self, dim, length)  # pyright: ignore[reportReturnType]
 
-    def share(self, whole: Tensor) -> Tensor:
-        """Return a whole tensor to compute with shards: its gradient is the average over the ranks."""
-        return _Share.apply(whole, self)  # pyright: ignore[reportReturnType]
+    def replicate(self, whole: Tensor) -> Tensor:
+        """Return a whole tensor, for computation with shards: its gradient is the average over the ranks."""
+        return _Replicate.apply(whole, self)  # pyright: ignore[reportReturnType]
 
     def gather(self, shard: Tensor, dim: int, length: int) -> Tensor:
-        """Return all ranks' shards, to compute with this rank's: the gradient of a shard is the sum over the ranks."""
+        """Return all ranks' shards, for computation with this rank's; the gradient of a shard is summed over ranks."""
         return _Gather.apply(shard, self, dim, length)  # pyright: ignore[reportReturnType]
 
-    def spread(self, shard: Tensor, dim: int, other: int, length: int) -> Tensor:
-        """Return all of the sequence ``dim`` in exchange for a shard of the dim ``other``, such as heads."""
-        return _Swap.apply(shard, self, other, dim, shard.shape[other], length)  # pyright: ignore[reportReturnType]
+    def gather_sequence(self, shard: Tensor, dim: int, other: int, length: int) -> Tensor:
+        """Return the whole sequence ``dim`` for this rank's shard of the dim ``other``, such as heads (all-to-all)."""
+        return _AllToAll.apply(shard, self, other, dim, shard.shape[other], length)  # pyright: ignore[reportReturnType]
 
-    def collect(self, part: Tensor, dim: int, other: int, number: int) -> Tensor:
-        """Undo `spread`: return this rank's shard of the sequence, with all ``number`` items of the dim ``other``."""
-        return _Swap.apply(part, self, dim, other, part.shape[dim], number)  # pyright: ignore[reportReturnType]
+    def scatter_sequence(self, part: Tensor, dim: int, other: int, number: int) -> Tensor:
+        """Undo `gather_sequence`: return this rank's shard of the sequence, and all ``number`` items of ``other``."""
+        return _AllToAll.apply(part, self, dim, other, part.shape[dim], number)  # pyright: ignore[reportReturnType]
 
-    def agree(self, flag: bool) -> bool:
+    def all_set(self, flag: bool) -> bool:
         """Return whether the flag is set on all ranks."""
         return int(self.comm.all_reduce(torch.tensor([int(flag)], device="cpu"))) == self.size
 
@@ -88,45 +88,45 @@ class SequenceExchange:
         parts = [part[: self.range_of(length, rank)[1]].movedim(0, dim) for rank, part in enumerate(found)]
         return torch.cat(parts, dim)
 
-    def swapped(self, value: Tensor, given: int, gained: int, number: int, length: int) -> Tensor:
-        """Return a tensor whose dim ``given``, of ``number`` items, is sharded; ``gained`` has all ``length`` items."""
+    def all_to_all_dims(self, value: Tensor, sharded_dim: int, gathered_dim: int, number: int, length: int) -> Tensor:
+        """Return a value sharded along ``sharded_dim`` (``number`` items), whole along the other dim (``length``)."""
         parts: list[Tensor] = []
         shapes: list[list[int]] = []
         own = list(value.shape)
-        own[given] = self.range_of(number)[1]
+        own[sharded_dim] = self.range_of(number)[1]
         for rank in range(self.size):
-            parts.append(value.narrow(given, *self.range_of(number, rank)).contiguous())
+            parts.append(value.narrow(sharded_dim, *self.range_of(number, rank)).contiguous())
             shapes.append([*own])
-            shapes[-1][gained] = self.range_of(length, rank)[1]
-        return torch.cat(self.comm.all_to_all(parts, shapes), gained)
+            shapes[-1][gathered_dim] = self.range_of(length, rank)[1]
+        return torch.cat(self.comm.all_to_all(parts, shapes), gathered_dim)
 
 
 class _Shard(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
-        ctx.facts = exchange, dim, whole.shape[dim]
+        ctx.arguments = exchange, dim, whole.shape[dim]
         return exchange.narrow(whole, dim).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim, length = ctx.facts
+        exchange, dim, length = ctx.arguments
         return _Join.apply(gradients[0] / exchange.size, exchange, dim, length), None, None
 
 
 class _Join(Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
-        ctx.facts = exchange, dim
+        ctx.arguments = exchange, dim
         return exchange.gathered(shard, dim, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim = ctx.facts
+        exchange, dim = ctx.arguments
         own: Any = _Shard.apply(gradients[0], exchange, dim)
         return own * exchange.size, None, None, None
 
 
-class _Share(Function):
+class _Replicate(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange) -> Tensor:
         ctx.exchange = exchange
@@ -145,40 +145,46 @@ class _Average(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Share.apply(gradients[0], ctx.exchange), None
+        return _Replicate.apply(gradients[0], ctx.exchange), None
 
 
 class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
-        ctx.facts = exchange, dim
+        ctx.arguments = exchange, dim
         return exchange.gathered(shard, dim, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Sum.apply(gradients[0], *ctx.facts), None, None, None
+        return _Sum.apply(gradients[0], *ctx.arguments), None, None, None
 
 
 class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
-        ctx.facts = exchange, dim, part.shape[dim]
+        ctx.arguments = exchange, dim, part.shape[dim]
         total = exchange.comm.all_reduce(part.clone(memory_format=torch.contiguous_format))
         return exchange.narrow(total, dim).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Gather.apply(gradients[0], *ctx.facts), None, None
+        return _Gather.apply(gradients[0], *ctx.arguments), None, None
 
 
-class _Swap(Function):
+class _AllToAll(Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, exchange: SequenceExchange, given: int, gained: int, number: int, length: int
+        ctx: Any,
+        value: Tensor,
+        exchange: SequenceExchange,
+        sharded_dim: int,
+        gathered_dim: int,
+        number: int,
+        length: int,
     ) -> Tensor:
-        ctx.facts = exchange, gained, given, length, number
-        return exchange.swapped(value, given, gained, number, length)
+        ctx.arguments = exchange, gathered_dim, sharded_dim, length, number
+        return exchange.all_to_all_dims(value, sharded_dim, gathered_dim, number, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Swap.apply(gradients[0], *ctx.facts), None, None, None, None, None
+        return _AllToAll.apply(gradients[0], *ctx.arguments), None, None, None, None, None

@@ -42,12 +42,12 @@ _ranks_of_meshes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _meshes_of_ranks: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 _copies: GatheredCopies | None = None
-"""The full tensors that the code of the last cell has gathered to take views of them; None where it gathers none."""
+"""The full tensors that the code of the last cell has gathered to take views of them; None if it gathers none."""
 
 _replaced: Any = None
-"""By parameter or tensor of an optimizer's state, what has replaced it."""
+"""The replacements of parameters and tensors of optimizer state, by the replaced tensor."""
 _former_ids: Any = None
-"""By such a replacement, the ids of what it has replaced, directly or not."""
+"""The ids of the tensors that a tensor has replaced, directly or not, by the tensor."""
 
 _reads_together: ContextVar[bool] = ContextVar("accel_nb_reads_together", default=False)
 
@@ -57,7 +57,7 @@ class FlatShard:
     """The ranges of a flattened tensor that the ranks hold, as ``(start, length)``, and this rank's memory.
 
     ``held`` begins with this rank's elements and may be longer. It is None if the tensor itself is this rank's shard.
-    ``number`` differs between the contents of a tensor that is registered anew, of which this rank may hold nothing.
+    ``number`` is different for each registration of a tensor, whose content may change without a change on this rank.
     """
 
     shape: tuple[int, ...]
@@ -102,7 +102,7 @@ def record_replaced(old: Any, new: Any) -> None:
 
 
 ParameterMemory = Mapping[Any, tuple[Any, Any]]
-"""By `memory_layout`, the storage of a parameter that is replaced, and the replacement."""
+"""The storages of replaced parameters, and the replacements, by `memory_layout`."""
 
 
 def memory_layout(tensor: Any) -> Any:
@@ -117,7 +117,7 @@ def memory_layout(tensor: Any) -> Any:
 
 
 def record_copies(copies: GatheredCopies | None) -> None:
-    """Record the full tensors that the code of a cell gathers to read and write them, for `copies`."""
+    """Record the copies that a cell's code gathers to read and write them; `copies` returns them."""
     global _copies
     _copies = copies
 
@@ -127,8 +127,8 @@ def copies() -> GatheredCopies | None:
     return _copies
 
 
-def latest(value: Any) -> Any:
-    """Return the parameter that has replaced one since; any other value is returned unchanged."""
+def current_replacement(value: Any) -> Any:
+    """Return the current replacement of a parameter; any other value is returned unchanged."""
     while _replaced is not None and _is_tensor(value) and value in _replaced:
         value = _replaced[value]
     return value
@@ -140,7 +140,7 @@ def former_ids(tensor: Any) -> Collection[int]:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor, without running code of its own, such as ``__getattr__``."""
+    """Return whether a value is a tensor, without running code of its class, such as ``__getattr__``."""
     return issubclass(type(value), sys.modules["torch"].Tensor)
 
 
@@ -183,7 +183,7 @@ def local_shard(tensor: Any) -> Any:
 
 
 def shard_with_gradient(parameter: Any) -> Any:
-    """Return this rank's shard of a parameter, with a gradient; a plain parameter is returned unchanged."""
+    """Return this rank's shard of a parameter, differentiable; a plain parameter is returned unchanged."""
     return parameter.to_local() if is_sharded(parameter) else parameter
 
 
@@ -202,7 +202,7 @@ def is_absent(tensor: Any) -> bool:
 
 
 def describe_placement(tensor: Any) -> list[Any]:
-    """Return as JSON which ranks hold a `DTensor`, in which shape, and how it is divided among them."""
+    """Describe as JSON the ranks that hold a `DTensor`, as the shape of their mesh, and its placements."""
     places = [[getattr(place, "dim", None), getattr(place, "split_factor", None)] for place in tensor.placements]
     return [_ranks_of(tensor.device_mesh), places]
 
@@ -220,7 +220,10 @@ def _flatten(ranks: Any) -> list[int]:
 
 
 def absent_tensor(like: Tensor, placement: Sequence[Any], device: Any) -> Any:
-    """Return a tensor of the shape of ``like`` that only other ranks hold, as `describe_placement` returns it there."""
+    """Return a sharded tensor of the shape of ``like`` that only other ranks hold.
+
+    They have described its ``placement``.
+    """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
@@ -248,8 +251,8 @@ def num_copies(tensor: Any, world_size: int) -> int:
 def _region(tensor: Any, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the offsets and lengths of the shard of a `DTensor` at a coordinate of its device mesh.
 
-    A dim is divided by one dimension of the mesh after the other; a strided placement, as `fully_shard` makes of a
-    tensor that was divided before, comes after those to its right.
+    The dimensions of the mesh divide a dim one after the other; a strided placement, which `fully_shard` creates for a
+    tensor that was sharded before, is applied after those to its right.
     """
     offsets, lengths = [0] * tensor.dim(), list(tensor.shape)
     divided = [
@@ -271,8 +274,8 @@ def _region(tensor: Any, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], 
 def gather_full(tensor: Any, comm: Communicator) -> Tensor:
     """Return the full tensor, on the device of its shards; every rank must call.
 
-    It is gathered over ``comm``, that of the whole world. The tensor's device mesh may belong to a process group that
-    has been destroyed.
+    It is gathered over ``comm``, the communicator of the whole world. The tensor's device mesh may belong to a process
+    group that has been destroyed.
     """
     import torch
 
@@ -316,15 +319,15 @@ def shard_like(tensor: Any, shard: Tensor) -> Any:
     )
 
 
-def divided_tensor(shard: Tensor, device_mesh: Any, dim: int, like: Tensor) -> Any:
-    """Return a tensor of the shape of ``like`` that is divided along ``dim``, with ``shard`` as this rank's shard."""
+def tensor_from_shard(shard: Tensor, device_mesh: Any, dim: int, like: Tensor) -> Any:
+    """Return a tensor of the shape of ``like`` that is sharded along ``dim``, with ``shard`` as this rank's shard."""
     from torch.distributed.tensor import DTensor, Shard
 
     return DTensor.from_local(shard, device_mesh, [Shard(dim)], run_check=False, shape=like.shape, stride=like.stride())
 
 
 def own_shard(tensor: Any, whole: Tensor) -> Tensor:
-    """Return this rank's shard of the full tensor ``whole``, divided like ``tensor``; a view if possible."""
+    """Return this rank's shard of the full tensor ``whole``, sharded like ``tensor``; a view if possible."""
     flat = flat_shard(tensor)
     if flat is not None:
         return whole.reshape(-1).narrow(0, *flat.ranges[flat.rank])
@@ -364,7 +367,7 @@ def full_tensor(tensor: Any) -> Any:
 def whole_number_methods(problem: str | None = None) -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
     """Yield the methods of sharded tensors that read values as numbers: their class, their name and a wrapper.
 
-    Torch's methods read the number of this rank, such as the norm of its shard. The wrapped ones read that of all
+    Torch's methods return this rank's number, such as the norm of its shard. The wrapped ones return the number for all
     shards, and every rank must call them. With ``problem``, for ranks that hold different tensors, they raise
     `MisuseError`.
     """
@@ -385,7 +388,7 @@ def whole_number_methods(problem: str | None = None) -> Iterator[tuple[type, str
 
 
 def add_up_shards(tensor: Any) -> Any:
-    """Return the full tensor of a `DTensor`, also of one whose shards are not added up; every rank must call."""
+    """Return the full tensor of a `DTensor`, also with partial placements, which are summed; every rank must call."""
     kind: Any = sys.modules["torch.distributed.tensor"]
     places = list(tensor.placements)
     for dim in reversed(range(len(places))):  # torch warns of sums over several dimensions at once

@@ -1,8 +1,8 @@
 """Operations on sharded tensors by code that was written for one device.
 
 Outside of its forward pass a sharded model has a `DTensor` for each parameter and gradient. PyTorch's operations on
-these are those of one device only if they work element by element on DTensors alone: it raises for a plain tensor
-beside them, draws other random numbers for them, and some versions compute wrong means of uneven shards. Here all
+these equal those of one device only if they are elementwise on DTensors alone: PyTorch raises if plain tensors are
+among the arguments, draws other random numbers, and some versions compute wrong means of uneven shards. Here all
 operations have the results of one device: sharded tensors stay sharded where torch's own operation is right, and are
 gathered where it is not.
 """
@@ -56,8 +56,8 @@ class ShardedArithmetic:
 
     With ``problem`` no tensor is gathered: `MisuseError` with this text is raised instead.
 
-    Views of a tensor that was gathered for them are kept equal to it, see `GatheredCopies`: what code has written into
-    them is copied into the shards before each operation on sharded tensors, calls of modules and optimizer steps.
+    Views of gathered tensors are kept equal to the sharded ones, see `GatheredCopies`: writes to them are copied into
+    the shards before each operation on sharded tensors, each call of a module and each optimizer step.
     """
 
     def __init__(self, comm: Communicator, problem: str | None = None) -> None:
@@ -70,11 +70,11 @@ class ShardedArithmetic:
         self._copies = GatheredCopies(comm)
 
     @contextmanager
-    def enabled(self, *, is_partial: bool = False) -> Iterator[ShardedArithmetic]:
+    def enabled(self, *, is_on_some_ranks: bool = False) -> Iterator[ShardedArithmetic]:
         """Compute all operations on sharded tensors by this object inside of the block.
 
-        Every rank must enter it, unless it ``is_partial``: then only some ranks run the cell, and the gathered copies
-        of earlier cells are not resumed.
+        Every rank must enter it. With ``is_on_some_ranks`` only the ranks that run the cell enter it, and the gathered
+        copies of earlier cells are not resumed.
         """
         owner: Any = DTensor
         original = owner.__torch_function__  # torch disables it
@@ -85,7 +85,7 @@ class ShardedArithmetic:
                 return self._call(func, args, kwargs or {})
 
         owner.__torch_function__ = classmethod(torch_function)
-        if not is_partial:
+        if not is_on_some_ranks:
             self._copies.resume(sharded.copies())
         sharded.record_copies(self._copies if self._problem is None else None)
         before = register_optimizer_step_pre_hook(lambda *_: self._before_step())
@@ -142,7 +142,7 @@ class ShardedArithmetic:
         return self._call_on_full_tensors(func, args, kwargs)
 
     def _copy_parameter(self, parameter: Any, memo: dict[int, Any]) -> Any:
-        """Copy a parameter as an unsharded one, as the parameters of a copied model are."""
+        """Copy a parameter as an unsharded one, like the parameters of a copied model."""
         if id(parameter) not in memo:
             copied = nn.Parameter(sharded.gather_full(parameter, self._comm), parameter.requires_grad)
             if parameter.grad is not None:
@@ -175,7 +175,10 @@ class ShardedArithmetic:
         return [sharded.shard_like(target, shard) if isinstance(target, DTensor) else shard for target, shard in pairs]
 
     def _local_part_like(self, target: Tensor, tensor: Tensor) -> Tensor:
-        """Return the part of a tensor at the position of this rank's shard of ``target``; all if that is unsharded."""
+        """Return the part of ``tensor`` that corresponds to this rank's shard of ``target``.
+
+        All of it if that is unsharded.
+        """
         if not isinstance(target, DTensor):
             return self._gather(tensor)
         return sharded.local_shard(_shard_like(target)(tensor))
@@ -256,19 +259,19 @@ def _shard_like(target: DTensor) -> Callable[[Tensor], Tensor]:
 
 
 def _is_elementwise(result: Any, tensor: Tensor) -> bool:
-    """Return whether a result has the shape of a tensor: no shards of different length were averaged or summed."""
+    """Return whether a result has the shape of a tensor, so that no uneven shards were averaged or summed."""
     return not isinstance(result, DTensor) or (
         result.dim() > 0 and result.shape == tensor.shape and not _is_partial(result)
     )
 
 
 def _is_partial(tensor: Tensor) -> bool:
-    """Return whether a `DTensor` has partial placements, whose values are still to be added up over ranks."""
+    """Return whether a `DTensor` has partial placements, whose values are not summed over ranks yet."""
     return isinstance(tensor, DTensor) and any(place.is_partial() for place in tensor.placements)
 
 
 def _is_view(result: Tensor, whole: Tensor) -> bool:
-    """Return whether a result is in the memory of a full tensor."""
+    """Return whether a result shares memory with a full tensor."""
     return result is whole or result._base is whole
 
 
@@ -281,16 +284,16 @@ def _is_initializer(func: Callable[..., Any]) -> bool:
 
 
 class _Gather(Function):
-    """Gathers a sharded tensor. The gradient of the full tensor is averaged over ranks, as that of a model is."""
+    """Gathers a sharded tensor. The gradient of the full tensor is averaged over ranks, like a model's gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, comm: Communicator) -> Tensor:
-        ctx.facts = tensor.detach(), comm
+        ctx.arguments = tensor.detach(), comm
         return sharded.gather_full(tensor, comm)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        like, comm = ctx.facts
+        like, comm = ctx.arguments
         return _AverageAndShard.apply(gradients[0], like, comm), None
 
 

@@ -27,7 +27,10 @@ def original_function(name: str) -> Callable[..., Any]:
 
 
 def share_default_group(timeout_s: float) -> None:
-    """Replace both functions in this process, whose groups have this timeout; a second call has no effect."""
+    """Replace both functions in this process; ``timeout_s`` is the timeout of its groups.
+
+    A second call has no effect.
+    """
     keep = functools.partial(_keep_default_group, timedelta(seconds=timeout_s))
     for name, make in (("init_process_group", _reuse_open_group), ("destroy_process_group", keep)):
         original = original_function(name)

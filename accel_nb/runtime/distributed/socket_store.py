@@ -1,4 +1,4 @@
-"""A store for process groups whose calls are sent over a socket, for ranks that share no file and no port."""
+"""A store for process groups that forwards calls over a socket, for ranks that share no file and no port."""
 
 from __future__ import annotations
 

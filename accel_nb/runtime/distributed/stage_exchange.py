@@ -1,4 +1,4 @@
-"""Messages between neighboring stages of a model, and from the last stage to all."""
+"""Messages between adjacent stages of a model, and from the last stage to all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TensorSpec = tuple[tuple[int, ...], torch.dtype]
 
 
 class StageExchange:
-    """Sends activations to the next stage and gradients to the one before, over the ranks of ``comm``.
+    """Sends activations to the next stage and gradients to the previous one, over the ranks of ``comm``.
 
     The last rank computes the last stage.
     """
@@ -66,7 +66,7 @@ class StageExchange:
         self.comm.receive(_as_bytes(tensor), source)
         return tensor
 
-    def share_specs(self, tensors: Sequence[Tensor] | None) -> list[tuple[TensorSpec, bool]]:
+    def broadcast_specs(self, tensors: Sequence[Tensor] | None) -> list[tuple[TensorSpec, bool]]:
         """Return shape and dtype of each of the last stage's tensors, and whether it requires a gradient."""
         found = None
         if tensors is not None:
@@ -74,7 +74,7 @@ class StageExchange:
         sent: list[Any] = self.comm.broadcast_json(found, self.num_ranks - 1)
         return [((tuple(shape), getattr(torch, name.removeprefix("torch."))), needs) for shape, name, needs in sent]
 
-    def share(self, tensors: Sequence[Tensor] | None, specs: Sequence[TensorSpec]) -> list[Tensor]:
+    def broadcast_outputs(self, tensors: Sequence[Tensor] | None, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """Return the last stage's tensors on every rank; ``tensors`` is None on the others."""
         if tensors is None:
             tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in specs]
@@ -85,12 +85,12 @@ class StageExchange:
             shared.append(dense)
         return shared
 
-    def agree(self, value: Any) -> Any:
+    def broadcast_value(self, value: Any) -> Any:
         """Return the last stage's value on every rank."""
         return self.comm.broadcast_json(value if self.is_last else None, self.num_ranks - 1)
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag of any stage is set."""
+        """Return whether the flag is set on the rank of any stage."""
         return bool(self.comm.all_reduce(torch.tensor([int(flag)], device="cpu"), "max").item())
 
 

@@ -1,8 +1,8 @@
 """Exchange of tokens among the ranks that hold different experts, as an operation with gradients of any order.
 
-Each rank reads data of its own. A rank's experts compute tokens of all ranks, so that the gradient of their weights is
-a sum over these ranks, while the average over ranks is wanted. Gradients are therefore divided by the number of ranks
-where they come to the experts, and multiplied by it where they leave them.
+Each rank reads different data. A rank's experts compute tokens of all ranks, so that the gradient of their weights is a
+sum over these ranks instead of the average. Gradients are therefore divided by the number of ranks before they reach
+the experts, and multiplied by it after that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Exchange(Protocol):
         ...
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each rank, and return what each has sent here, in rank order."""
+        """Send one part to each rank, and return the received parts, in rank order."""
         ...
 
 
@@ -37,7 +37,7 @@ class Route:
 
     @property
     def reverse(self) -> Route:
-        """The way back."""
+        """The route from the receivers back to the senders."""
         return Route(self.received, self.sent)
 
 
@@ -54,11 +54,11 @@ class TokenExchange:
         return torch.stack(self.comm.all_gather(counts)).cpu()
 
     def send(self, rows: Tensor, route: Route) -> Tensor:
-        """Send rows, in the order of the ranks, to the ranks of their experts; return those received here."""
+        """Send rows, in the order of the ranks, to the ranks of their experts; return the rows received here."""
         return _Send.apply(rows, self, route, float(self.size))  # pyright: ignore[reportReturnType]
 
     def send_back(self, rows: Tensor, route: Route) -> Tensor:
-        """Undo `send` for the results of the rows that it returned; ``route`` is that of `send`."""
+        """Send results back for the rows that `send` has returned; ``route`` is the same as in that call."""
         return _Send.apply(rows, self, route.reverse, 1 / self.size)  # pyright: ignore[reportReturnType]
 
     def exchange(self, rows: Tensor, route: Route) -> Tensor:
@@ -68,15 +68,15 @@ class TokenExchange:
 
 
 class _Send(Function):
-    """Exchanges rows; gradients go the way back, and are multiplied by ``factor``."""
+    """Exchanges rows; gradients are sent back and multiplied by ``factor``."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: TokenExchange, route: Route, factor: float) -> Tensor:
-        ctx.facts = exchange, route, factor
+        ctx.arguments = exchange, route, factor
         return exchange.exchange(rows, route)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, route, factor = ctx.facts
+        exchange, route, factor = ctx.arguments
         back: Any = _Send.apply(gradients[0] * factor, exchange, route.reverse, 1 / factor)
         return back, None, None, None

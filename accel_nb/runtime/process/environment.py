@@ -18,7 +18,7 @@ OPTION_PREFIX = "ACCEL_NB_"
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """It takes effect only when a process starts."""
 LAUNCH_STORE = "_ACCEL_NB_STORE"
-"""The variable with the inherited descriptor of the file whose path `launch_store` returns."""
+"""The variable with the inherited descriptor of the store file of a launch; see `launch_store`."""
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -51,13 +51,13 @@ def get_variable(name: str, default: _T) -> str | _T:
 
 
 def has_fixed_hashes() -> bool:
-    """Return whether this process was started with a seed of hashes, which the processes that it starts have too."""
+    """Return whether this process was started with a fixed hash seed, which its child processes inherit."""
     seed = get_variable("PYTHONHASHSEED", "")
     return seed not in ("", "random") and _variable_at_start("PYTHONHASHSEED") == seed
 
 
 def _variable_at_start(name: str) -> str | None:
-    """Return a variable as the process was started with it: later changes have no effect on the interpreter."""
+    """Return the value of a variable at the start of the process: later changes have no effect on the interpreter."""
     try:
         with open("/proc/self/environ", "rb") as file:
             pairs = (os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0"))
@@ -155,7 +155,7 @@ def launch_store() -> str | None:
 def set_rank_variables(world: World, *, node: int = 0, address: str = "127.0.0.1", interface: str = "") -> None:
     """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell.
 
-    ``address`` is that of node 0, ``interface`` the network interface over which this node reaches the others; empty
+    ``address`` is node 0's, ``interface`` the network interface over which this node reaches the others; empty
     if it is not known.
     """
     variables = {

@@ -116,7 +116,7 @@ def torch_cuda_version() -> tuple[int, int] | None:
 
 
 def why_no_xla(torch: str | None = None, torch_xla: str | None = None) -> str | None:
-    """Return why torch_xla cannot run with the installed torch, and what to do; None if it can.
+    """Return the reason if torch_xla cannot run with the installed torch, and what to do; None if it can.
 
     A build of torch_xla needs one minor version of torch, which its metadata does not state: with another it fails to
     load. The versions default to the installed ones.
@@ -150,9 +150,9 @@ def _minor(version: str) -> str:
 
 
 def why_unusable(gpu: Gpu, cuda: tuple[int, int] | None) -> str | None:
-    """Return why torch built for this version of CUDA cannot use a device, and what to do; None if it can.
+    """Return the reason if torch built for this version of CUDA cannot use a device, and what to do; None if it can.
 
-    PyTorch's builds for CUDA 12.8 and newer begin with compute capability 7.5, those for older ones with 5.0.
+    PyTorch's builds for CUDA 12.8 and newer need at least compute capability 7.5, older builds at least 5.0.
     """
     if cuda is None:
         return f"GPU {gpu.index} ({gpu.name}): torch is a build for CPUs; install a CUDA build, or use --cpus N"
@@ -167,12 +167,12 @@ def why_unusable(gpu: Gpu, cuda: tuple[int, int] | None) -> str | None:
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """List the CUDA devices that torch would see, in its order; empty without a driver."""
+    """List the CUDA devices that are visible to torch, in its order; empty without a driver."""
     return inspect_gpus()[0]
 
 
 def inspect_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """List the CUDA devices that torch would see, and why others could not be read."""
+    """List the CUDA devices that are visible to torch, and errors of devices that could not be read."""
     if not any(map(os.path.exists, _DRIVERS)):
         return (), ()
     import pynvml

@@ -1,4 +1,4 @@
-"""The network interface by which processes of one machine reach each other."""
+"""The loopback interface, over which processes of one machine connect to each other."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 KillCause = Literal["group", "machine", "other", "unknown"]
-"""Why a process received SIGKILL: its control group or the machine was out of memory, neither, or unknown."""
+"""The cause of a SIGKILL: the control group or the machine was out of memory, neither, or unknown."""
 
 _COUNTER = "oom_kill"
 
@@ -17,14 +17,14 @@ class KillCounters:
     """Counters of processes that the system has killed for lack of memory, as of the last reading."""
 
     proc: Path = Path("/proc")
-    groups: Path = Path("/sys/fs/cgroup")
+    cgroup_root: Path = Path("/sys/fs/cgroup")
     _counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._counts = self._read()
 
     def kill_cause(self) -> KillCause:
-        """Return why a process has just been killed by SIGKILL.
+        """Return the probable cause of the SIGKILL that has just ended a process.
 
         A call that finds a higher counter attributes the kill to lack of memory; a second call needs a further
         increase.
@@ -39,11 +39,11 @@ class KillCounters:
         return "machine" if now.get("machine", 0) > before.get("machine", 0) else "other"
 
     def _read(self) -> dict[str, int]:
-        group = next((count for path in self._group_files() if (count := _read_counter(path)) is not None), None)
+        group = next((count for path in self._cgroup_files() if (count := _read_counter(path)) is not None), None)
         machine = _read_counter(self.proc / "vmstat")
         return {name: count for name, count in (("group", group), ("machine", machine)) if count is not None}
 
-    def _group_files(self) -> list[Path]:
+    def _cgroup_files(self) -> list[Path]:
         """Return the files that may hold the counters of this process's control group, most specific first."""
         try:
             lines = [line.split(":", 2) for line in (self.proc / "self" / "cgroup").read_text().splitlines()]
@@ -52,9 +52,9 @@ class KillCounters:
         found: list[Path] = []
         for _, controllers, path in (line for line in lines if len(line) == 3):
             if controllers == "":
-                found += [self.groups / path.lstrip("/") / "memory.events", self.groups / "memory.events"]
+                found += [self.cgroup_root / path.lstrip("/") / "memory.events", self.cgroup_root / "memory.events"]
             elif controllers == "memory":
-                base = self.groups / "memory"
+                base = self.cgroup_root / "memory"
                 found += [base / path.lstrip("/") / "memory.oom_control", base / "memory.oom_control"]
         return found
 

@@ -1,4 +1,4 @@
-"""The requirements of accel_nb that installed packages do not meet, by their metadata; imports none of them."""
+"""Check of the requirements of accel_nb by the metadata of installed packages; imports none of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unmet_requirements() -> list[str]:
 
 @cache
 def unmet_extra(extra: str, package: str) -> str | None:
-    """Return why a package of an extra cannot be used, with the ``pip`` command; None if it can."""
+    """Return the reason if a package of an extra cannot be used, with the ``pip`` command; None if it can."""
     for requirement in map(Requirement, metadata.requires("accel_nb") or []):
         is_of_extra = requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
         if requirement.name == package and is_of_extra and (found := _unsuitable(requirement)) is not None:

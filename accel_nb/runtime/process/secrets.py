@@ -13,7 +13,7 @@ from accel_nb.secrets import HIDDEN, flag_takes_secret, hide_secrets, is_secret
 
 
 def redact(text: str) -> str:
-    """Return the text with ``***`` in place of secrets: those of the environment, and known patterns."""
+    """Return the text with ``***`` in place of secrets: values of the environment, and known patterns."""
     for value in secret_values():
         text = text.replace(value, HIDDEN)
     return hide_secrets(text)

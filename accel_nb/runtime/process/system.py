@@ -8,7 +8,7 @@ import sys
 
 
 def why_no_workers() -> str | None:
-    """Return why workers cannot run on this operating system, and what to do; None if they can."""
+    """Return the reason if workers cannot run on this operating system, and what to do; None if they can."""
     if hasattr(os, "fork") and hasattr(os, "memfd_create"):
         return None
     name = platform.system()

@@ -12,7 +12,7 @@ from contextlib import suppress
 def make_temporary_folder(pid: int) -> str | None:
     """Create the folder for the temporary files of a process and those that it starts, if there is none, and return it.
 
-    Return None if another user has something of this name, which is no safe place for files.
+    Return None if another user has a file or folder of this name, which would be unsafe.
     """
     path = _folder(pid)
     with suppress(FileExistsError):

@@ -46,7 +46,7 @@ class FieldType:
     parts: tuple[Any, ...]
     """The types of the arguments; of a Literal, its values."""
     record: Any
-    """The dataclass that it is or contains; None without one."""
+    """The dataclass that the type is or contains; None without one."""
 
 
 @cache

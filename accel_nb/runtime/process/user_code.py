@@ -1,4 +1,4 @@
-"""The user's code among the loaded modules and on the stack: the notebook, and files outside of installed packages."""
+"""Detection of user code in loaded modules and on the stack: the notebook, and files outside of installed packages."""
 
 from __future__ import annotations
 
@@ -52,11 +52,18 @@ def is_called_by_user() -> bool:
     """Return whether the nearest caller, other than torch and accel_nb, is code of the user and not of a library."""
     frame = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in (_OWN, "torch"):
-            return is_user_module(module)
+        if _package(frame) not in (_OWN, "torch"):
+            return is_user_module(frame.f_globals.get("__name__", ""))
         frame = frame.f_back
     return False
+
+
+def is_called_by_accelerator() -> bool:
+    """Return whether torch, called by this package, calls the caller: then a prepared optimizer steps."""
+    frame = sys._getframe(2)
+    while frame is not None and _package(frame) == "torch":
+        frame = frame.f_back
+    return frame is not None and _package(frame) == _OWN
 
 
 def user_frame() -> types.FrameType | None:
@@ -67,16 +74,20 @@ def user_frame() -> types.FrameType | None:
     return frame
 
 
+def _package(frame: types.FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
+
+
 def _module_name(frame: types.FrameType) -> str:
-    """Return the name of a frame's module; of one that ``python -m`` runs the name in the import system."""
+    """Return the name of a frame's module; for one that ``python -m`` runs, its import name."""
     return getattr(frame.f_globals.get("__spec__"), "name", None) or frame.f_globals.get("__name__", "")
 
 
 def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
-    """Yield the frames from the caller's up to the cell's own, without those of this package."""
+    """Yield the frames from the caller's up to the cell's own, except this package's."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] != _OWN:
+        if _package(frame) != _OWN:
             yield frame
         if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
             return

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PLAIN_CLASS = "_accel_nb_plain_class"
-"""The attribute of an instance's subclass that contains the plain class, whose name the subclass has."""
+"""The attribute of an instance's subclass that contains the plain class."""
 
 _OWN_FORWARD = "_accel_nb_own_forward"
 _CLASS: Any = vars(object)["__class__"]
@@ -36,7 +36,7 @@ _CLASS: Any = vars(object)["__class__"]
 def patch_instance(instance: T, methods: dict[str, Callable[..., Any]], plain: type[T] | None = None) -> T:
     """Override methods of one instance, in place; `unpatch_instance` removes the overrides.
 
-    ``plain`` is the class whose name the new class has and that `unpatch_instance` restores; by default the current
+    ``plain`` is the class that `unpatch_instance` restores, and whose name the new class has; by default the current
     class. Raises `MisuseError` if the class cannot be subclassed.
     """
     base = type(instance)
@@ -113,7 +113,7 @@ def unpatch_instance(instance: T) -> T:
 
 
 def _drop_methods(special: type) -> None:
-    """Remove the methods of a class that no instance has anymore, so that what they refer to can be freed.
+    """Remove the methods of a class without instances, so that objects that they reference can be freed.
 
     A class refers to itself: until the garbage collector runs, it would keep the model whose forward it has replaced.
     """
@@ -209,9 +209,9 @@ class _Reduction(tuple[Any, ...]):
 
 
 def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -> Any:
-    """Return ``act()``, called while the instance has its plain class, or the class ``kind``, and its own forward."""
+    """Call ``act`` while the instance has its plain class, or the class ``kind``, and its own forward."""
     special = type(instance)
-    # A library may have derived a class from the instance's, which has no plain class of its own.
+    # A library may have derived a class from the instance's, which has no entry for its plain class.
     patched = next(found for found in map(vars, special.__mro__) if PLAIN_CLASS in found)
     own = _own_forwards([patched] if kind is None else map(vars, _classes(instance)))
     has_own = bool(own) and "forward" not in vars(instance)  # else code has set another one since

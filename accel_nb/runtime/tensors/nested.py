@@ -28,7 +28,7 @@ def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
     """
     if isinstance(nested, Tensor):
         return fn(nested)
-    if type(nested) is tuple:  # what most loaders yield: a fast path
+    if type(nested) is tuple:  # a fast path for the batches of most loaders
         return tuple([fn(item) if isinstance(item, Tensor) else map_tensors(fn, item) for item in nested])
     return _map_children(lambda child: map_tensors(fn, child), nested)
 
@@ -271,7 +271,7 @@ def _map_children(fn: Callable[[Any], Any], nested: Any) -> Any:
 
 
 def _with_items(nested: MutableMapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return a copy of a mapping with other items; where attributes were its items, those of the copy are too."""
+    """Return a copy of a mapping with other items; attributes that mirror items are replaced too."""
     try:  # a copy keeps attributes that the constructor does not accept
         clone = copy.copy(nested)
     except TypeError:  # its constructor needs arguments that its copy does not pass

@@ -1,4 +1,4 @@
-"""Tensors with internal overlap: several elements at one address, such as those that `Tensor.expand` returns.
+"""Tensors with internal overlap: several elements at one address, as after `Tensor.expand`.
 
 In-place operations of torch raise an error for these. Elements along a dim of stride 0 are one element in memory, so
 writing it once is enough.
@@ -20,7 +20,7 @@ def has_overlap(tensor: Tensor) -> bool:
 def without_repeats(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     """Return a view with one element of each dim of stride 0; the tensor itself if there is none.
 
-    The strides are those of ``like``, a tensor of the same shape, if it is given.
+    If ``like`` is given, a tensor of the same shape, its strides decide.
     """
     for dim, (size, stride) in enumerate(zip(tensor.shape, (tensor if like is None else like).stride(), strict=True)):
         if stride == 0 and size > 1:

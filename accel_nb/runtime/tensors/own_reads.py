@@ -1,6 +1,6 @@
-"""Marking of the reads of tensors' values that accel_nb itself makes while a model computes.
+"""Marking of tensor reads that accel_nb itself makes while a model computes.
 
-Code that observes what a model's code reads leaves them out.
+Observers of the reads of a model's code skip them.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def own_reads() -> Iterator[None]:
 
 
 def is_own_read() -> bool:
-    """Return whether accel_nb itself reads now."""
+    """Return whether the current read is one of accel_nb's own."""
     return _is_own.get()

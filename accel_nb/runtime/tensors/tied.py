@@ -1,4 +1,4 @@
-"""Tied parameters: functions that find them, and that tie them again after a model was moved."""
+"""Search for tied parameters, and tying them again after a model was moved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find_tied(model: nn.Module) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
-def retie(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
+def tie_again(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
     """Replace the parameters of each group by the first one of the group, in place."""
     for first, *others in groups:
         parameter = parameter_at(model, first)
@@ -37,7 +37,7 @@ def move_tied(model: nn.Module, move: Callable[[nn.Module], object], optimizers:
     groups = find_tied(model)
     before = dict(model.named_parameters())
     move(model)
-    retie(model, groups)
+    tie_again(model, groups)
     changed = {id(old): parameter_at(model, name) for name, old in before.items()}
     changed = {key: new for key, new in changed.items() if id(new) != key}
     if changed:

@@ -1,4 +1,4 @@
-"""Version counters of tensors, which in-place operations increase; those of ``torch.inference_mode`` have none."""
+"""Version counters of tensors, which in-place operations increase; tensors of ``torch.inference_mode`` have none."""
 
 from __future__ import annotations
 

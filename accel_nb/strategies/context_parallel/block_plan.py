@@ -33,7 +33,7 @@ from accel_nb.strategies.context_parallel.sharded_functions import (
 from accel_nb.strategies.trials import ThreadCommunicator, TrialFailed, is_close, random_copy, run_threads
 
 MIN_SHARD = 2
-"""The least number of items of a shard: a dim of one item could be squeezed or broadcast."""
+"""Minimum length of a shard: a dim of length 1 could be squeezed or broadcast."""
 
 _TOLERANCE = 1e-9
 _LENGTHS = (13, 17, 19, 23, 29, 31, 37)
@@ -74,7 +74,7 @@ def compute_shard(
         dim = next(dims)
         if dim is not None:
             return exchange.shard(tensor, dim)
-        return exchange.share(tensor) if torch.is_grad_enabled() and tensor.requires_grad else tensor
+        return exchange.replicate(tensor) if torch.is_grad_enabled() and tensor.requires_grad else tensor
 
     own_args, own_kwargs = map_tensors(shard_argument, (list(args), dict(kwargs)))
     shard = SequenceShard(exchange, length_of(plan, args, kwargs), plan.dim, plan.attention, make_mask)
@@ -155,9 +155,10 @@ def _whole_part(block: nn.Module, name: str, shard: SequenceShard) -> Iterator[N
 
 
 def plan_block(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], size: int) -> BlockPlan:
-    """Return how a call of a block is computed in ``size`` shards; raises `TrialFailed` if it cannot be.
+    """Return the plan by which a call of a block is computed in ``size`` shards.
 
-    Copies of ``block`` are called, with few rows and short sequences, whatever those of the arguments are.
+    Raises `TrialFailed` if there is none. Copies of ``block`` are called with few rows and short sequences, whatever
+    the sizes of the arguments are.
     """
     sequence = chain_input(args, kwargs)
     if sequence is None or not sequence.is_floating_point() or sequence.dim() < 3:
@@ -236,7 +237,7 @@ class _Trial:
         return map_tensors(convert, (list(args), dict(kwargs)))
 
     def find_plan(self) -> BlockPlan:
-        """Return the first plan by which shards have the same outputs and gradients as the whole sequence."""
+        """Return the first plan with which shards give the same outputs and gradients as the whole sequence."""
         states = torch.get_rng_state()
         try:
             kinds, expected = self._compute_whole()
@@ -255,7 +256,7 @@ class _Trial:
         raise TrialFailed(reasons[0])
 
     def _choices_of_arguments(self) -> list[tuple[int | None, ...]]:
-        """Return choices of the sharded dims of the arguments: where one has the sequence, or of the first one only."""
+        """Return candidates for the sharded dims: for all arguments as long as the sequence, or the first only."""
         sequence = chain_input(self._args, self._kwargs)
         is_first = [value is sequence for value in self._tensors(self._args, self._kwargs)]
         clear = tuple(own[0] if len(own) == 1 else None for own in self._dims)
@@ -357,7 +358,7 @@ def _can_be_sharded(leaf: Any) -> bool:
 def _dims_of(value: Tensor, length: int, rows: int, dim: int) -> tuple[int, ...]:
     """Return the dims of a tensor that have the length of the sequence.
 
-    If the number of rows equals the length, the first dim counts as that of the rows, unless it is ``dim``.
+    If the number of rows equals the length, the first dim counts as the rows, unless it is ``dim``.
     """
     found = tuple(number for number, size in enumerate(value.shape) if size == length)
     return tuple(number for number in found if number == dim or value.dim() < 2 or number) if rows == length else found

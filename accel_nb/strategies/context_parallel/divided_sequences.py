@@ -1,7 +1,7 @@
 """Models whose blocks compute shards of sequences, one shard on each rank.
 
 Code outside of the blocks computes whole sequences on every rank: positions, embeddings, output layers and losses are
-those of one device. Each block takes this rank's shard of its input, and returns the whole output.
+the same as on one device. Each block takes this rank's shard of its input, and returns the whole output.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def refuse_blocks(model: nn.Module, size: int) -> Refusal | None:
-    """Return why no block of a model can compute shards, as far as its structure shows; None if some may."""
+    """Return the reason if, by the model's structure, no block can compute shards; None if some may."""
     if find_blocks(model):
         return None
     return Refusal(
@@ -63,18 +63,18 @@ class BlockCopies:
     """Copies of a model's blocks for trials, made before its parameters are divided: one for each kind of block."""
 
     kinds: dict[str, Any] = field(default_factory=dict)
-    """By name of a block, a key that is equal for blocks that compute alike."""
+    """By name of a block, a key that is equal for blocks with the same computation."""
     copies: dict[Any, nn.Module] = field(default_factory=dict)
-    left_whole: dict[str, str] = field(default_factory=dict)
-    """By class of block, why it is not computed in shards."""
+    not_divided: dict[str, str] = field(default_factory=dict)
+    """By class of block, the reason why it is not computed in shards."""
 
     @classmethod
     def of(cls, model: nn.Module) -> BlockCopies:
         """Copy the blocks of a model to the CPU."""
         found = cls()
         for name, block in find_blocks(model).items():
-            if CallHooks(inside(block), counts_library=True).exist():
-                found.left_whole[innermost_class(block).__name__] = "hooks read or change values inside of it"
+            if CallHooks(inside(block), includes_library_hooks=True).exist():
+                found.not_divided[innermost_class(block).__name__] = "hooks read or change values inside of it"
                 continue
             kind = kind_of(block)
             try:
@@ -82,7 +82,7 @@ class BlockCopies:
                     found.copies[kind] = copy_without_hooks(block)
             except Exception as error:
                 why = f"it cannot be copied: {type(error).__name__}: {error}"
-                found.left_whole[innermost_class(block).__name__] = why
+                found.not_divided[innermost_class(block).__name__] = why
                 continue
             found.kinds[name] = kind
         return found
@@ -106,7 +106,7 @@ class SequenceDivision:
         # Whether any block was computed in shards.
         self._has_sharded = False
         self._copies = blocks.copies
-        self._left_whole = blocks.left_whole
+        self._not_divided = blocks.not_divided
         # By kind of block and structure of arguments; None: such calls are computed whole.
         self._plans: dict[Any, BlockPlan | None] = {}
         self._parts: set[str] = set()
@@ -132,8 +132,8 @@ class SequenceDivision:
 
     def describe(self) -> dict[str, str]:
         """Return the modules that are not computed in shards, with the reason as text; empty before the first call."""
-        facts = dict.fromkeys(sorted(self._parts), "computed whole on each worker")
-        return facts | {f"{kind} computed whole:": why for kind, why in self._left_whole.items()}
+        description = dict.fromkeys(sorted(self._parts), "computed whole on each worker")
+        return description | {f"{kind} computed whole:": why for kind, why in self._not_divided.items()}
 
     def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         replace_forward(module, forward)
@@ -149,7 +149,7 @@ class SequenceDivision:
         finally:
             self._is_whole_call = before
         if not self._has_sharded and torch.is_grad_enabled() and any(v.requires_grad for v in find_tensors(output)):
-            reasons = "; ".join(f"{kind}: {why}" for kind, why in self._left_whole.items())
+            reasons = "; ".join(f"{kind}: {why}" for kind, why in self._not_divided.items())
             raise MisuseError(
                 f"mesh.cp {self._exchange.size} can divide no block of {self._kind}"
                 f" ({reasons or 'none was called with a sequence'}): {_REMEDY}"
@@ -159,11 +159,11 @@ class SequenceDivision:
 
     def _warn_about_whole(self) -> None:
         """Warn about modules that are not computed in shards, once for each, on rank 0."""
-        facts = self.describe()
-        if self._is_main and not facts.keys() <= self._reported:
-            new = [f"{name} {why}" for name, why in facts.items() if name not in self._reported]
+        description = self.describe()
+        if self._is_main and not description.keys() <= self._reported:
+            new = [f"{name} {why}" for name, why in description.items() if name not in self._reported]
             warn_at_user_line(f"with mesh.cp {self._exchange.size}, {'; '.join(new)}")
-        self._reported |= facts.keys()
+        self._reported |= description.keys()
 
     def _forward_of(self, block: nn.Module, kind: Any) -> Callable[..., Any]:
         forward, hooks = block.forward, CallHooks(inside(block))
@@ -197,19 +197,19 @@ class SequenceDivision:
         return plan
 
     def _try(self, block: nn.Module, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockPlan | None:
-        """Return how a call is computed in shards; None if it is not. All ranks return the same."""
+        """Return the plan by which a call is computed in shards; None without one. All ranks return the same."""
         name = innermost_class(block).__name__
         copied = self._copies[kind]
         for part, original in zip(copied.modules(), block.modules(), strict=True):
             part.training = original.training
         plan, why = None, "it cannot be tried on another worker"
         try:
-            # In another thread: what observes this one, such as modes of torch, would see a model that trains itself.
+            # In another thread: observers of this one, such as modes of torch, would record a model that trains itself.
             [plan] = run_threads(1, lambda *_: plan_block(copied, args, kwargs, self._exchange.size))
         except TrialFailed as failed:
             why = str(failed)
-        if not self._exchange.agree(plan is not None):
-            self._left_whole.setdefault(name, why)
+        if not self._exchange.all_set(plan is not None):
+            self._not_divided.setdefault(name, why)
             return None
         if plan is not None and plan.part:
             self._parts.add(f"{plan.part} of {name}")
@@ -217,7 +217,7 @@ class SequenceDivision:
 
 
 def _structure(args: Sequence[Any], kwargs: Mapping[str, Any], dims: list[int]) -> Any:
-    """Return a key that is equal for calls that are computed alike; it does not contain their lengths."""
+    """Return a key that is equal for calls with the same plan; it does not contain lengths."""
     sequence = chain_input(args, kwargs)
     assert sequence is not None, "checked before"
     lengths = {sequence.shape[dim]: dim for dim in (0, 1) if dim < sequence.dim()}

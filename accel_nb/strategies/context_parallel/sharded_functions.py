@@ -1,8 +1,8 @@
 """Attention and dropout for a shard of a sequence, with the results of the whole sequence.
 
-Attention takes the keys and values of all ranks. Where the numbers of heads are multiples of the number of ranks, each
-rank gets all of the sequence for some of the heads in exchange for its shard of the others (Jacobs et al., "DeepSpeed
-Ulysses", 2023); else it gets all keys and values.
+Attention uses the keys and values of all ranks. If the numbers of heads are multiples of the number of ranks, an
+all-to-all gives each rank the whole sequence for some of the heads (Jacobs et al., "DeepSpeed Ulysses", 2023); else
+each rank gathers all keys and values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SequenceShard:
     """This rank's shard of sequences of ``length`` along ``dim``, for the code of one block.
 
     ``kinds`` has the kind of each call of attention in order; None: the kinds are recorded in ``found``. ``make_mask``
-    draws the dropout masks in place of torch.
+    draws the dropout masks instead of torch.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SequenceShard:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Replace torch's functions by those of the shard, in this thread."""
+        """Replace torch's functions by the methods of this shard, in this thread."""
         token = _current.set(self)
         self.found.clear()
         try:
@@ -73,7 +73,11 @@ class SequenceShard:
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Use torch's functions inside of the block, with dropout masks of ``make_mask`` if there is one."""
-        whole = None if self._make_mask is None else SequenceShard(_ALONE, self.length, self.dim, None, self._make_mask)
+        whole = (
+            None
+            if self._make_mask is None
+            else SequenceShard(_SINGLE_RANK, self.length, self.dim, None, self._make_mask)
+        )
         token = _current.set(whole)
         try:
             yield
@@ -109,7 +113,7 @@ class SequenceShard:
         heads = query.dim() - 3
         if heads >= 0 and not query.shape[heads] % size and not key.shape[heads] % size:
             number = query.shape[heads]
-            query, key, value = (self.exchange.spread(part, -2, heads, length) for part in (query, key, value))
+            query, key, value = (self.exchange.gather_sequence(part, -2, heads, length) for part in (query, key, value))
             mask = attn_mask
             if mask is not None and mask.dim() >= 3 and mask.shape[-3] == number:
                 mask = self.exchange.narrow(mask, mask.dim() - 3)
@@ -117,7 +121,7 @@ class SequenceShard:
                 mask, is_causal = _causal(query, length), False
             leading = (*query.shape[:heads], number)
             own = self._compute(query, key, value, mask, dropout_p, leading, heads, {**options, "is_causal": is_causal})
-            return self.exchange.collect(own, own.dim() - 2, heads, number)
+            return self.exchange.scatter_sequence(own, own.dim() - 2, heads, number)
         key, value = (self.exchange.gather(part, part.dim() - 2, length) for part in (key, value))
         mask = self._rows_of(attn_mask, query, length, is_causal)
         return self._compute(query, key, value, mask, dropout_p, query.shape[:-2], -2, options)
@@ -196,25 +200,25 @@ class SequenceShard:
         return _dropout(ones.permute([order.index(dim) for dim in range(len(order))]), p, True)
 
 
-class _Alone(SequenceExchange):
-    """An exchange of one rank, which has the whole sequence."""
+class _SingleRankExchange(SequenceExchange):
+    """The exchange of a single rank, which has the whole sequence."""
 
     def __init__(self) -> None:
         super().__init__(None, 0, 1)  # pyright: ignore[reportArgumentType]
 
-    def swapped(self, value: Tensor, given: int, gained: int, number: int, length: int) -> Tensor:
+    def all_to_all_dims(self, value: Tensor, sharded_dim: int, gathered_dim: int, number: int, length: int) -> Tensor:
         return value.clone()
 
     def gathered(self, shard: Tensor, dim: int, length: int) -> Tensor:
         return shard.clone()
 
 
-_ALONE = _Alone()
+_SINGLE_RANK = _SingleRankExchange()
 
 
 def whole_sequence(length: int, dim: int, make_mask: MakeMask) -> SequenceShard:
     """Return a shard that is the whole sequence, to record how a block uses attention."""
-    return SequenceShard(_ALONE, length, dim, None, make_mask)
+    return SequenceShard(_SINGLE_RANK, length, dim, None, make_mask)
 
 
 @contextmanager

@@ -46,13 +46,13 @@ def register_hook(ddp: DistributedDataParallel, options: DdpOptions) -> None:
         )
     if options.comm_wrapper != "no":
         hook = _WRAPPERS[options.comm_wrapper](hook)
-    ddp.register_comm_hook(state, _for_gloo(hook) if device_type(ddp.device_type).is_host else hook)
+    ddp.register_comm_hook(state, _gloo_hook(hook) if device_type(ddp.device_type).is_host else hook)
 
 
 def average_buckets(ddp: DistributedDataParallel, comm: Communicator) -> None:
     """Register the hook that averages whole buckets, without compression; every rank must call."""
     if device_type(ddp.device_type).is_host:
-        ddp.register_comm_hook(None, _for_small_buckets(comm))
+        ddp.register_comm_hook(None, _small_bucket_hook(comm))
         return
     if not is_checked("ddp.builtin_hook"):
         ddp.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
@@ -62,7 +62,7 @@ def average_buckets(ddp: DistributedDataParallel, comm: Communicator) -> None:
     ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
 
 
-def _for_small_buckets(comm: Communicator) -> Callable[[Any, Any], Any]:
+def _small_bucket_hook(comm: Communicator) -> Callable[[Any, Any], Any]:
     """Return the hook for tensors on the host, which averages a small bucket by one exchange, and waits for it."""
 
     def average(state, bucket):  # without annotations: DDP compares them, and here they would be strings
@@ -77,7 +77,7 @@ def _for_small_buckets(comm: Communicator) -> Callable[[Any, Any], Any]:
     return average
 
 
-def _for_gloo(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _gloo_hook(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a hook like ``hook`` that works over gloo.
 
     Its name differs, since DDP without NCCL refuses the bfloat16 hook by name, although gloo can sum bfloat16. It waits

@@ -1,8 +1,8 @@
 """DistributedDataParallel with a forward pass of little Python overhead.
 
-torch's own forward pass labels each pass for the profiler, collects statistics, and checks in every pass what was fixed
-when the object was made; for a small model that takes as long as its layers. Five of its calls have an effect on a
-replica on one device.
+torch's own forward pass labels each pass for the profiler, collects statistics, and checks in every pass conditions
+that were fixed when the object was made; for a small model that takes as long as its layers. Five of its calls have an
+effect on a replica on one device.
 """
 
 from __future__ import annotations

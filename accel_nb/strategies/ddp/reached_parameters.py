@@ -27,12 +27,12 @@ class ReachedParameters:
         """Record an output of the model, in which tensors are found as DDP finds them."""
         self._outputs.append(_nodes(_find_tensors(output)))
 
-    def uses_unreached(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
-        """Return whether the loss uses one of ``parameters`` that no recorded output uses; forget the outputs."""
+    def uses_unrecorded(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
+        """Return whether the loss uses one of ``parameters`` that no recorded output uses; clear the outputs."""
         ends = [node for output in self._outputs for node in output]
         self._outputs.clear()
         own = set(map(id, parameters))
-        outside = own & _leaves(_nodes([loss]), but=set(ends))
+        outside = own & _leaves(_nodes([loss]), excluded=set(ends))
         return bool(outside and outside - _leaves(ends))
 
 
@@ -40,10 +40,10 @@ def _nodes(tensors: Iterable[Tensor]) -> list[Any]:
     return [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
 
 
-def _leaves(nodes: Iterable[Any], but: Collection[Any] = ()) -> set[int]:
-    """Return the ids of the leaves that nodes of a graph lead to, without passing some nodes."""
-    queue = [node for node in nodes if node not in but]
-    seen = {*queue, *but}
+def _leaves(nodes: Iterable[Any], excluded: Collection[Any] = ()) -> set[int]:
+    """Return the ids of the leaf tensors that nodes of a graph reach without passing the ``excluded`` ones."""
+    queue = [node for node in nodes if node not in excluded]
+    seen = {*queue, *excluded}
     found: set[int] = set()
     while queue:
         node = queue.pop()

@@ -1,6 +1,6 @@
 """PyTorch's DistributedDataParallel: one replica of the model on each rank, gradients averaged during backward.
 
-Gradients that DDP did not reduce are averaged before the step instead: those of a model that was trained through a
+Gradients that DDP did not reduce are averaged before the step instead: gradients of a model that was trained through a
 method other than its forward, in evaluation mode, or by a second backward pass. With DDP alone the replicas would
 become unequal.
 """
@@ -57,12 +57,12 @@ class Ddp(ReplicaStrategy):
         self._averages_every_pass = False
 
     def open(self, world: World, comm: Communicator) -> None:
-        """Enter the world; its default process group must be open."""
+        """Set the world and its communicator; the default process group must be open."""
         self._world = world
         self._comm = comm
 
     def prepare_for_plain_cells(self) -> None:
-        """Leave the gradients of one process after every backward pass, in memory of their own."""
+        """Leave the same gradients as one process after every backward pass, in separate memory."""
         self._averages_every_pass = True
 
     def model_init(self) -> AbstractContextManager[Any]:
@@ -144,7 +144,7 @@ class Ddp(ReplicaStrategy):
             if replica.awaits_backward:
                 replica.awaits_backward = False
                 # A model that trains itself: DDP expects no gradients before the call has ended.
-                if replica.is_computing or replica.uses_unreached(loss):
+                if replica.is_computing or replica.uses_unrecorded(loss):
                     self._stop_ddp(replica)
                 else:
                     awaiting.append(replica)
@@ -247,10 +247,11 @@ class Ddp(ReplicaStrategy):
         """Check the first backward pass: if parameters got no gradient, make DDP search for unused ones in every pass.
 
         On one device unused parameters are no error. DDP alone would leave their whole bucket unaveraged, and raise
-        only in the next pass. Averaging a second time changes nothing.
+        only in the next pass. Averaging a second time changes nothing. If DDP has finished the pass, all parameters got
+        gradients, and the user's code has removed those that are missing.
         """
         replica.is_checked = True
-        unused = replica.unused_names()
+        unused = [] if replica.has_finished() else replica.unused_names()
         device = replica.parameters[0].device
         if not self._comm.all_reduce(torch.tensor(len(unused), device=device), "max"):
             return
@@ -268,8 +269,8 @@ class Ddp(ReplicaStrategy):
     def _stop_ddp(self, replica: _Replica) -> None:
         """Average the gradients of a replica before each step from now on, without DDP; every rank must call.
 
-        Raises `MisuseError` if only some ranks call: their backward passes used other parameters than those of the
-        other ranks, and DDP waits for the missing gradients.
+        Raises `MisuseError` if only some ranks call: their backward passes used other parameters than on the other
+        ranks, and DDP waits for the missing gradients.
         """
         self._await_messages()
         replica.close()
@@ -378,11 +379,11 @@ class _Replica:
         unused = [name for name, value in trainable if value.grad is None]
         return unused if len(unused) < len(trainable) else []
 
-    def uses_unreached(self, loss: Tensor) -> bool:
-        """Return whether a loss uses parameters that DDP, which looks for unused ones, has taken for unused."""
+    def uses_unrecorded(self, loss: Tensor) -> bool:
+        """Return whether a loss uses parameters that DDP has marked as unused."""
         if self.ddp is None or not self.ddp.find_unused_parameters:
             return False
-        return self._reached.uses_unreached(loss, self.parameters)
+        return self._reached.uses_unrecorded(loss, self.parameters)
 
     def has_finished(self) -> bool:
         """Return whether DDP has averaged all gradients that its latest forward pass prepared.

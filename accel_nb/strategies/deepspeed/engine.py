@@ -1,6 +1,6 @@
 """Models and their optimizer in a DeepSpeed engine, and their restoration.
 
-The engine divides what an optimizer steps: it flattens parameters, and each rank steps a shard of the flat tensors.
+The engine shards the parameters of an optimizer: it flattens them, and each rank steps a shard of the flat tensors.
 Here the engine steps a copy of the optimizer, so that the user's optimizer keeps the model's parameters and its
 learning rate can be set as before; its state shows this rank's shards. Models stay the same objects. All uses of
 undocumented parts of DeepSpeed are in this file, in `flat_shards`, `plain_modules` and `process_setup`.
@@ -26,9 +26,9 @@ from accel_nb.runtime.distributed.held_gradients import register_holder, unregis
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import LOST_WRITE, multiply_tensors
-from accel_nb.strategies.deepspeed.flat_shards import find_flats, shard_of
+from accel_nb.strategies.deepspeed.flat_shards import find_flat_tensors, shard_of
 from accel_nb.strategies.deepspeed.flat_state import FlatState
-from accel_nb.strategies.deepspeed.inner_optimizer import copy_optimizer, share_attributes, split_groups
+from accel_nb.strategies.deepspeed.inner_optimizer import copy_attributes, copy_optimizer, split_groups
 from accel_nb.strategies.deepspeed.partitioned_parameter import Passes, mark_partitioned, unmark_partitioned
 from accel_nb.strategies.deepspeed.plain_modules import (
     HOOKS,
@@ -45,10 +45,10 @@ from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 
 
 class ZeroModel:
-    """Divided models of one optimizer: making it divides, `undo` restores. Every rank must do both.
+    """The sharded models of one optimizer: the constructor shards them, `undo` restores them.
 
-    Weights must be the same on all ranks. In stage 3 those without values come from ``fillings``, of which each rank
-    reads its shard.
+    Every rank must call both. Weights must be the same on all ranks. In stage 3 each rank reads its shards of models on
+    the meta device from ``fillings``.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ZeroModel:
         self.states = WholeStates()
         # Whether the gradients are complete, and where `gradients` finds them.
         self._is_finished = False
-        # This rank's shards of complete gradients to which later passes add; DeepSpeed's own are those of the passes.
+        # This rank's shards of complete gradients, to which later passes add; DeepSpeed has the gradients of these.
         self._earlier: list[Tensor] = []
         # Whether DeepSpeed has sums of gradients, of passes since `_earlier`.
         self._has_sums = False
@@ -86,7 +86,7 @@ class ZeroModel:
         )
         self._ids = {id(value) for value in self._parameters}
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-        if self._stage < 3:  # only what is stepped is changed: another optimizer may step the rest of a model
+        if self._stage < 3:  # only stepped parameters are changed: another optimizer may step the rest of a model
             stepped = set(map(id, stepped_parameters(optimizer)))
             self._parameters = [value for value in self._parameters if id(value) in stepped]
             self._ids &= stepped
@@ -128,7 +128,7 @@ class ZeroModel:
                 _set_whole_gradient(value, gradient)
 
     def _shard(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
-        """Make an engine that divides the parameters."""
+        """Make an engine that shards the parameters."""
         for value in self._parameters:
             value.grad = None
         for filling in fillings:
@@ -143,7 +143,7 @@ class ZeroModel:
         else:  # clipping computes the norm, once; in the other stages `compute_grad_norm` switches this off
             norm = torch.zeros((), device=self._comm.world.device)
             self._zero._get_norm_groups = lambda: [norm]
-        self._flats = list(find_flats(self._zero, self._stage, self._comm.world))
+        self._flats = list(find_flat_tensors(self._zero, self._stage, self._comm.world))
         if self._steps_weights:
             for (flat, _), shards in zip(self._flats, self._zero.parallel_partitioned_bit16_groups, strict=True):
                 flat.data = shards[self._comm.world.rank].data
@@ -184,7 +184,7 @@ class ZeroModel:
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of the copies of weights that this rank steps; 0 where it steps those of the model."""
+        """Bytes of the copies of weights that this rank steps; 0 if it steps the model's weights."""
         if self._steps_weights:
             return 0
         shown = {value.ds_tensor.untyped_storage().data_ptr() for value in self._parameters} if self._stage == 3 else ()
@@ -192,7 +192,7 @@ class ZeroModel:
 
     def begin_backward(self) -> None:
         """Prepare a backward pass, whose gradients are added to existing ones."""
-        if self._whole_gradients.are_known:
+        if self._whole_gradients.has_any:
             self.finish_gradients()
         if self._is_finished:
             self._whole_gradients.refuse_partly_dropped()
@@ -216,7 +216,7 @@ class ZeroModel:
         return self._zero._backward_hook_state.hooks_fired_this_backward > 0
 
     def end_backward(self, *, is_reached: bool) -> None:
-        """Average the rest of the gradients, if the stage divides gradients; every rank must call.
+        """Average the rest of the gradients, if the stage shards gradients; every rank must call.
 
         ``is_reached``: whether there are new gradients on any rank.
         """
@@ -233,9 +233,9 @@ class ZeroModel:
         self._zero.exit_backward()
 
     def finish_gradients(self, factor: float | Tensor = 1.0) -> None:
-        """Complete the gradients of the passes, times ``factor``, and prepare them for `gradients`; every rank calls.
+        """Complete the passes' gradients, multiply them by ``factor`` and prepare them for `gradients`.
 
-        Does nothing if they are complete, or if there are none.
+        Every rank calls. Does nothing if they are complete, or if there are none.
         """
         if self._is_finished or not self.has_gradients:
             return
@@ -267,7 +267,10 @@ class ZeroModel:
         return id(parameter) in self._shards
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect. All call."""
+        """Return the full gradient of a parameter after `finish_gradients`; changes of it have effect.
+
+        Every rank calls.
+        """
         if not self.has_gradients:
             return None
         self._warn_of_unused()
@@ -275,7 +278,7 @@ class ZeroModel:
 
     def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
         """Replace the whole gradient of a parameter; None drops it. Every rank must call."""
-        self._whole_gradients.forget(parameter)
+        self._whole_gradients.discard(parameter)
         if value is None:
             if self.has_gradients and self._whole_gradients.drop(parameter):
                 self.drop_gradients()
@@ -288,24 +291,24 @@ class ZeroModel:
 
     @property
     def has_incomplete_gradients(self) -> bool:
-        """Whether there are gradients, and `finish_gradients` has not completed them."""
+        """Whether there are gradients that `finish_gradients` has not completed."""
         return self.has_gradients and not self._is_finished
 
     def apply_gradient_writes(self) -> None:
-        """Complete gradients, and apply what code has written into them; every rank must call."""
+        """Complete gradients, and apply changes that code has made to them; every rank must call."""
         if self.has_gradients:
-            self.finish_gradients()  # those of an optimizer that was released
+            self.finish_gradients()  # engines of an optimizer that was released
             self._warn_of_unused()
             self._whole_gradients.store(self._gradient_shards(), keeps=True)
 
-    def shown_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+    def gradient_shard(self, parameter: nn.Parameter) -> Tensor | None:
         """Return this rank's shard of the complete gradient of a parameter; None if there is none, or incomplete."""
         if not self._is_finished:
             return None
-        return self._whole_gradients.show(parameter, self._gradient_shards(), self._flats[0][0])
+        return self._whole_gradients.gradient_shard(parameter, self._gradient_shards(), self._flats[0][0])
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield this rank's shard of each gradient, flat, after `finish`; changes in place have effect."""
+        """Yield this rank's shard of each gradient, flat, after `finish_gradients`; changes in place have effect."""
         self._whole_gradients.store(self._gradient_shards())
         yield from self._gradient_shards()
 
@@ -330,7 +333,7 @@ class ZeroModel:
         if len(self.optimizer.param_groups) != self._num_groups:
             raise MisuseError(
                 f"the {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} groups, and had "
-                f"{self._num_groups} when it was prepared: DeepSpeed divides them once. Prepare model and optimizer "
+                f"{self._num_groups} when it was prepared: DeepSpeed shards them once. Prepare model and optimizer "
                 "again after add_param_group (free_memory(model, optimizer) first)"
             )
         self._apply_loaded()
@@ -344,16 +347,16 @@ class ZeroModel:
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
-        share_attributes(self.optimizer, self.inner)
+        copy_attributes(self.optimizer, self.inner)
         self._zero.step()
-        share_attributes(self.inner, self.optimizer)
+        copy_attributes(self.inner, self.optimizer)
         self.states.warn_of_step()
         self.has_overflowed = bool(self._zero.overflow)
         if self.has_overflowed:
             self.drop_gradients()
             return
         self._zero.averaged_gradients.update(averaged)  # a step leaves gradients, to which a pass may add
-        self._state.show_after_step()
+        self._state.update_user_state()
         self._versions = self._version()
 
     def _warn_of_unused(self) -> None:
@@ -383,7 +386,7 @@ class ZeroModel:
             self._clear_sums()
 
     def _clear_sums(self) -> None:
-        """Drop what DeepSpeed holds of gradients, to which it would add."""
+        """Drop DeepSpeed's sums of gradients, to which it would add."""
         self._is_finished = self._has_sums = False
         self._zero.zero_grad(set_to_none=True)
         for number in range(len(self._flats)):
@@ -408,7 +411,7 @@ class ZeroModel:
         self._state.load(states, whole)
 
     def undo(self, *, keeps_gradients: bool) -> None:
-        """Restore models and optimizer, and if it ``keeps_gradients`` these too; every rank must call."""
+        """Restore models and optimizer, with ``keeps_gradients`` also the gradients; every rank must call."""
         self._apply_loaded()
         if keeps_gradients:
             self.finish_gradients()
@@ -439,11 +442,11 @@ class ZeroModel:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Make parameters whole in the block, and keep what the block writes into them; every rank must call."""
+        """Gather full parameters in the block, and keep changes that the block makes to them; every rank must call."""
         if self._stage < 3:
             yield
             return
-        self.store_written()
+        self.apply_weight_writes()
         before = [value.data for value in self._parameters]
         for value in self._parameters:
             value.data = sharded.gather_full(value, self._comm)
@@ -455,13 +458,13 @@ class ZeroModel:
                 value.data = data
             self._whole_versions = {value: value._version for value in self._persistent}
 
-    def must_count_writes(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a parameter, and writes to it are found by its version only, if at all."""
+    def detects_writes_by_version(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a parameter and writes to it can be detected by its version counter only."""
         return id(tensor) in self._ids and (self._offloads if self._stage < 3 else self.passes.number > 0)
 
     @contextmanager
     def without_writes(self) -> Iterator[None]:
-        """Raise `MisuseError` if the block writes to parameters; what it writes is not copied into the shards."""
+        """Raise `MisuseError` if the block writes to parameters, as the changes are not copied into the shards."""
         before = [value._version for value in self._parameters]
         yield
         for value, version in zip(self._parameters, before, strict=True):
@@ -475,8 +478,8 @@ class ZeroModel:
         return self._zero.persistent_parameters if self._stage == 3 else []
 
     @torch.no_grad()
-    def store_written(self) -> None:
-        """Copy to this rank's shards what code has written into values of state dicts, and into whole parameters."""
+    def apply_weight_writes(self) -> None:
+        """Copy to this rank's shards changes that code has made to values of state dicts and to gathered parameters."""
         self.states.write_back()
         for value in self._persistent:
             if value._version != self._whole_versions[value]:
@@ -484,9 +487,9 @@ class ZeroModel:
                 sharded.copy_into(value, value.data)
 
     def reload_changed_weights(self) -> None:
-        """Update what DeepSpeed steps and gathers if other code has changed the weights; every rank must call."""
-        self.store_written()
-        has_moved = self._take_back_moved()
+        """Update DeepSpeed's flat tensors if other code has changed the weights; every rank must call."""
+        self.apply_weight_writes()
+        has_moved = self._copy_moved_weights()
         if self._steps_weights or not (has_moved or self._version() != self._versions):
             return
         if self._persistent:
@@ -496,8 +499,8 @@ class ZeroModel:
         self._zero.refresh_fp32_params()
         self._versions = self._version()
 
-    def _take_back_moved(self) -> bool:
-        """Copy weights that were given other memory into the flat tensors, and return whether there are any.
+    def _copy_moved_weights(self) -> bool:
+        """Copy weights whose memory code has replaced into the flat tensors, and return whether there are any.
 
         Raises `MisuseError` if one has another dtype or shape.
         """
@@ -511,7 +514,7 @@ class ZeroModel:
                 value.data = home
         return True
 
-    def copy_of(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
+    def copy_model(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
         """Return a copy of one of these models, without anything of DeepSpeed's, that has the same parameters.
 
         With ``is_whole`` parameters of which this rank holds a shard are replaced by whole ones.
@@ -524,7 +527,7 @@ class ZeroModel:
 
     @torch.no_grad()
     def _fill(self, filling: WeightFilling) -> None:
-        """Divide parameters without values, one at a time, and read this rank's shard of each."""
+        """Shard parameters on the meta device, one at a time, and read this rank's shard of each."""
         theirs = deepspeed.zero.Init(config_dict_or_path=self.settings, mem_efficient_linear=False)
         empty: list[Any] = list(filling.parameters())
         for value in empty:
@@ -539,7 +542,7 @@ class ZeroModel:
             value.ds_tensor[:length].copy_(values)
 
     def _apply_loaded(self) -> None:
-        """Apply what was loaded into the model or the optimizer since the last step."""
+        """Apply values that were loaded into the model or the optimizer since the last step."""
         self.reload_changed_weights()
         self._state.load_changes()
 
@@ -562,7 +565,7 @@ _UNUSED = (
 
 @contextmanager
 def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
-    """Mark parameters so that DeepSpeed does not broadcast them: it fails for those of a single number."""
+    """Mark parameters so that DeepSpeed does not broadcast them: it fails for 0-dim ones."""
     for value in parameters:
         value.ds_optim_param = None
     try:
@@ -573,7 +576,7 @@ def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
 
 
 def _set_whole_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Set the gradient of a parameter whose data is empty; torch compares the shapes when it is assigned only."""
+    """Set the gradient of a parameter whose data is empty; torch compares the shapes only at the assignment."""
     data = parameter.data
     parameter.data = gradient.new_empty(()).expand(gradient.shape)
     parameter.grad = gradient

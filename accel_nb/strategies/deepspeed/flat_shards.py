@@ -25,7 +25,7 @@ class FlatSlot:
         return flat.detach().narrow(0, self.start, self.shard.ranges[self.shard.rank][1])
 
 
-def find_flats(zero: Any, stage: int, world: World) -> Iterator[tuple[Any, list[FlatSlot]]]:
+def find_flat_tensors(zero: Any, stage: int, world: World) -> Iterator[tuple[Any, list[FlatSlot]]]:
     """Yield the flat tensors that this rank steps by DeepSpeed's optimizer ``zero``, each with the parameters in it."""
     if stage == 3:
         for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
@@ -49,7 +49,7 @@ def find_flats(zero: Any, stage: int, world: World) -> Iterator[tuple[Any, list[
 
 
 def shard_of(value: Any, world: World, held: Tensor | None = None) -> FlatShard:
-    """Return this rank's shard of a parameter that stage 3 has divided; ``held`` are its values."""
+    """Return this rank's shard of a parameter that stage 3 has sharded; ``held`` has its values."""
     size = value.partition_numel()
     starts = [min(rank * size, value.ds_numel) for rank in range(world.size)]
     ranges = [(start, min(size, value.ds_numel - start)) for start in starts]

@@ -26,11 +26,11 @@ Needed for 0-dim parameters, whose scalar and per-element entries have the same 
 
 
 class FlatState:
-    """Keeps the state of the user's optimizer and that of ``inner``, DeepSpeed's own optimizer, equal.
+    """Keeps the states of the user's optimizer and of ``inner``, DeepSpeed's optimizer, equal.
 
-    It puts this rank's shards of the inner state into ``optimizer.state``, and copies what user code writes there back.
-    ``flats`` are the flat tensors that the inner optimizer steps, with the parameters in them. Whole tensors of state
-    dicts are recorded in ``states``.
+    It puts this rank's shards of the inner state into ``optimizer.state``, and copies changes that user code makes
+    there back. ``flats`` are the flat tensors that the inner optimizer steps, with the parameters in them. Whole
+    tensors of state dicts are recorded in ``states``.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FlatState:
         self._inner = inner
         self._flats = flats
         self._states = states
-        # All entries of the user's optimizer when the state was shown there.
+        # All entries of the user's optimizer when the state was set there.
         self._shown: list[Any] = []
         # All entries of the inner optimizer at that time.
         self._inner_shown: list[Any] = []
@@ -51,14 +51,14 @@ class FlatState:
         self._load(optimizer.state)
         self._on_read = optimizer.register_state_dict_post_hook(self._gather_state)
 
-    def load(self, states: Mapping[nn.Parameter, Mapping[str, Any]], read_whole: Callable[[Any], Any]) -> None:
-        """Replace the state by ``states``; ``read_whole`` returns a whole tensor of it. Every rank must call."""
+    def load(self, states: Mapping[nn.Parameter, Mapping[str, Any]], read_full: Callable[[Any], Any]) -> None:
+        """Replace the state by ``states``; ``read_full`` returns a whole tensor of it. Every rank must call."""
         self._optimizer.state.clear()
         self._inner.state.clear()
-        self._load(states, read_whole)
+        self._load(states, read_full)
 
     def load_changes(self) -> None:
-        """Load the state that code has set or removed in the user's optimizer since it was shown there, if it has."""
+        """Load changes that code has made to the state of the user's optimizer since it was set there."""
         if self._has_changed():
             states = {value: dict(entries) for value, entries in self._optimizer.state.items()}
             self._inner.state.clear()
@@ -71,7 +71,7 @@ class FlatState:
         return len(found) != len(self._shown) or any(map(operator.is_not, found, self._shown))
 
     def _entries(self) -> list[Any]:
-        """Return the parameters, names and values of the user's optimizer's state; the order is that of its dicts."""
+        """Return the parameters, names and values of the user's optimizer's state, in the order of its dicts."""
         found: list[Any] = []
         for parameter, entries in self._optimizer.state.items():
             found.append(parameter)
@@ -79,10 +79,10 @@ class FlatState:
             found += entries.values()
         return found
 
-    def show_after_step(self) -> None:
+    def update_user_state(self) -> None:
         """Set this rank's state in the user's optimizer after a step.
 
-        All of it is set after the first step, and where a step has put other objects there, such as a count by `int`.
+        All of it is set after the first step, and if a step has replaced objects, such as a count that is an `int`.
         """
         found = self._inner_entries()
         has_others = len(found) != len(self._inner_shown) or any(map(operator.is_not, found, self._inner_shown))
@@ -110,14 +110,14 @@ class FlatState:
         }
 
     def _load(
-        self, states: Mapping[Any, Mapping[str, Any]], read_whole: Callable[[Any], Any] = lambda value: value
+        self, states: Mapping[Any, Mapping[str, Any]], read_full: Callable[[Any], Any] = lambda value: value
     ) -> None:
         """Copy state, by parameter, into the flat tensors; missing entries count as zero."""
         for flat, places in self._flats:
             known = [states[place.parameter] for place in places if states.get(place.parameter)]
             if not known:
                 continue
-            counts = {float(read_whole(entries["step"])) for entries in known if "step" in entries}
+            counts = {float(read_full(entries["step"])) for entries in known if "step" in entries}
             if len(counts) > 1:
                 raise MisuseError(
                     f"parameters of one group of the {type(self._optimizer).__name__} were stepped "
@@ -126,14 +126,14 @@ class FlatState:
                 )
             for name, example in known[0].items():
                 if not _has_elements(name, places, states):
-                    self._inner.state[flat][name] = _copy_value(read_whole(example))
+                    self._inner.state[flat][name] = _copy_value(read_full(example))
                     continue
                 buffer = self._inner.state[flat][name] = torch.zeros_like(flat, requires_grad=False)
                 for place in places:
                     value = states.get(place.parameter, {}).get(name)
                     if value is None:
                         continue
-                    value = read_whole(value)
+                    value = read_full(value)
                     start, length = place.shard.ranges[place.shard.rank]
                     own = (
                         sharded.local_shard(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
@@ -164,7 +164,7 @@ class FlatState:
         return [value for entries in self._inner.state.values() for value in entries.values()]
 
     def _gather_state(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
-        """Replace shards of tensors by whole ones where all ranks gather, as in a plain cell, which may save them."""
+        """Replace shards by full tensors if all ranks gather, as in a plain cell, which may save them."""
         if not sharded.can_read_full():
             return None
         return cast(dict[str, Any], map_state(self._read_whole, state_dict))
@@ -178,7 +178,7 @@ class FlatState:
 
 
 def _has_elements(name: str, places: list[FlatSlot], states: Mapping[Any, Mapping[str, Any]]) -> bool:
-    """Return whether an entry of the state has one number for each element of a parameter."""
+    """Return whether a state entry has one value for each element of a parameter."""
     found = [(place.shard.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)]
     sized = [(shape, value) for shape, value in found if shape and value is not None]
     if not sized:
@@ -191,7 +191,7 @@ def _copy_value(value: Any) -> Any:
 
 
 def _is_scalar(value: Any, flat: Tensor) -> bool:
-    """Return whether a flat tensor has one value of this entry of the state, and not one for each element."""
+    """Return whether a state entry has one value for a flat tensor, and not one for each element."""
     return not isinstance(value, Tensor) or value.shape != flat.shape
 
 

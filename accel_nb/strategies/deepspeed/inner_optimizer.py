@@ -13,13 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_NOT_SHARED = {"step", "zero_grad", "state", "param_groups", *_HOOKS}
+_NOT_COPIED = {"step", "zero_grad", "state", "param_groups", *_HOOKS}
 
 
 def split_groups(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn.Parameter]]]:
-    """Return the parameters of an optimizer that are in ``own``, each list with the number of its group.
+    """Return the parameters of an optimizer that are in ``own``, as lists, each with the number of its group.
 
-    A group is split where its parameters have different step counts: a flat shard has one count.
+    A group is split if its parameters have different step counts, as a flat shard has one count.
     """
     found: list[tuple[int, list[nn.Parameter]]] = []
     for index, group in enumerate(optimizer.param_groups):
@@ -35,10 +35,10 @@ def split_groups(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn
 def copy_optimizer(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter]]]) -> Optimizer:
     """Return a copy of an optimizer for the chosen parameters, by the number of their group, without state.
 
-    Its step calls no hooks: they are called for the user's optimizer, by `stepping_instead`.
+    Its step calls no hooks: they are called for the user's optimizer, by `replacing_update`.
     """
     copied = object.__new__(type(optimizer))
-    share_attributes(optimizer, copied)
+    copy_attributes(optimizer, copied)
     vars(copied).update({name: OrderedDict() for name in _HOOKS})
     step: Any = type(optimizer).step
     if getattr(step, "hooked", False):  # by torch, also for the hooks of all optimizers
@@ -49,7 +49,7 @@ def copy_optimizer(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Par
 
 
 @contextmanager
-def stepping_instead(optimizer: Optimizer, step: Callable[[], object]) -> Iterator[None]:
+def replacing_update(optimizer: Optimizer, step: Callable[[], object]) -> Iterator[None]:
     """Call ``step`` in place of the optimizer's own method in the block: after its closure, and between its hooks.
 
     The method then runs too, for an optimizer without parameters, since torch calls it after the hooks.
@@ -68,13 +68,13 @@ def stepping_instead(optimizer: Optimizer, step: Callable[[], object]) -> Iterat
         handle.remove()
 
 
-def share_attributes(source: Optimizer, target: Optimizer) -> None:
-    """Set the attributes of an optimizer on its copy, or the reverse, such as those of the user's own class."""
-    vars(target).update({name: value for name, value in vars(source).items() if name not in _NOT_SHARED})
+def copy_attributes(source: Optimizer, target: Optimizer) -> None:
+    """Copy the attributes of an optimizer to its copy or back, such as attributes of a user's class."""
+    vars(target).update({name: value for name, value in vars(source).items() if name not in _NOT_COPIED})
 
 
 def _evaluated(value: Any) -> Any:
-    """Return an argument of a step, in place of a closure one that returns what the closure has returned."""
+    """Return an argument of a step; a closure is replaced by one that returns the result of the call already made."""
     if not callable(value):
         return value
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Limits of DeepSpeed; models and optimizers are checked before anything is divided."""
+"""Limits of DeepSpeed; models and optimizers are checked before anything is sharded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def find_refusals(
     known_models: Iterable[nn.Module] = (),
     known_optimizers: Iterable[Optimizer] = (),
 ) -> Iterator[Refusal]:
-    """Yield why models and optimizers cannot be divided together, and with those that are."""
+    """Yield the reasons why models and optimizers cannot be sharded together, or with the known ones."""
     new, known = list(optimizers), list(known_optimizers)
     models = list(models)
     for model in models:
@@ -49,7 +49,7 @@ def find_refusals(
 
 
 def _is_elementwise(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is of a known class, or of one derived from it with the same ``step``."""
+    """Return whether an optimizer is of a known class, or of a subclass with the same ``step``."""
     own = inspect.unwrap(innermost_class(optimizer).step)  # torch wraps it at the first instance
     return any(own is inspect.unwrap(kind.step) for kind in _ELEMENTWISE)
 
@@ -70,7 +70,7 @@ def _of_model(model: nn.Module, options: DeepspeedOptions) -> Iterator[Refusal]:
             )
         if options.zero_stage == 3 and not value.dim():
             yield Refusal(
-                f"{name} of the {kind} is a single number, which stage 3 cannot divide",
+                f"{name} of the {kind} is a single number, which stage 3 cannot shard",
                 "give it one dim, as in nn.Parameter(torch.ones(1)), or use --zero-stage 2",
             )
         if value.requires_grad and value.dtype is not STEPPED_DTYPE:
@@ -91,8 +91,8 @@ def _of_optimizer(
     if models and not _is_elementwise(optimizer) and not options.allow_untested_optimizer:
         known = ", ".join(item.__name__ for item in _ELEMENTWISE)
         yield Refusal(
-            f"{kind} is not known to treat each element of a parameter by itself, and DeepSpeed cuts parameters "
-            "anywhere",
+            f"{kind} is not known to treat each element of a parameter by itself, and DeepSpeed splits parameters "
+            "at any element",
             f"use one of {known}, set deepspeed.allow_untested_optimizer if it does, or train by fsdp",
         )
     held = {id(value) for model in every for value in model.parameters()}
@@ -104,7 +104,7 @@ def _of_optimizer(
         )
     if options.zero_stage == 3 and len(models) > 1:
         yield Refusal(
-            f"one {kind} steps {len(models)} models, which stage 3 does not serve",
+            f"one {kind} steps {len(models)} models, which stage 3 does not support",
             "put them into one module, give each an optimizer, or use --zero-stage 2",
         )
     for model, other in itertools.product(models, others):
@@ -112,14 +112,14 @@ def _of_optimizer(
         shared = [name for name, value in model.named_parameters() if id(value) in theirs]
         if shared and options.zero_stage == 3:
             yield Refusal(
-                f"two optimizers step the {type(model).__name__}, and stage 3 divides all of a model for one",
+                f"two optimizers step the {type(model).__name__}, and stage 3 shards all of a model for one",
                 "use --zero-stage 2, give one optimizer two groups of parameters, or train by ddp or fsdp",
             )
         named = dict(model.named_parameters())
         twice = [name for name in shared if id(named[name]) in owned]
         if twice:
             yield Refusal(
-                f"two optimizers step {twice[0]} of the {type(model).__name__}, and DeepSpeed divides a parameter for "
+                f"two optimizers step {twice[0]} of the {type(model).__name__}, and DeepSpeed shards a parameter for "
                 "one",
                 "leave it to one of them, or train by ddp or fsdp",
             )

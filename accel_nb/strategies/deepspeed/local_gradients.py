@@ -1,4 +1,4 @@
-"""Gradients in ``parameter.grad`` that are those of this rank's rows until they are averaged."""
+"""Gradients in ``parameter.grad`` that result from this rank's rows only, until they are averaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LocalGradients:
     def average(self, comm: Communicator, parameters: Sequence[nn.Parameter]) -> None:
         """Average the gradients of parameters over the ranks, unless they are averaged; every rank must call.
 
-        What was averaged before is the same on all ranks, so averaging the sum of it and of later passes is right.
+        Gradients that were averaged before are equal on all ranks, so averaging their sum with later ones is right.
         """
         if not self.are_averaged:
             self.are_averaged = True

@@ -1,4 +1,4 @@
-"""The memory of parameters before a strategy moves them, in which code may hold further tensors."""
+"""The storages of parameters before a strategy moves them; other tensors of the user may share them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def storages_of(parameters: Iterable[nn.Parameter]) -> ParameterMemory:
 
 
 def replaced_storages(memory: ParameterMemory) -> ParameterMemory:
-    """Return the memory that its parameters no longer have."""
+    """Return the part of ``memory`` that its parameters no longer use."""
     return {layout: found for layout, found in memory.items() if memory_layout(found[1]) != layout}
 
 
 def storages_without_layouts(memory: ParameterMemory) -> ParameterMemory:
-    """Return memory in which no tensor is found as all of a parameter: of shards no whole tensor can be made."""
+    """Return the storages without the layouts of parameters: other tensors in them cannot be replaced by shards."""
     return {(storage, None): found for (storage, *_), found in memory.items()}

@@ -1,4 +1,4 @@
-"""Parameters of ZeRO stage 3, which are whole only inside of a model's forward and backward passes."""
+"""Parameters of ZeRO stage 3, which are gathered only inside of a model's forward and backward passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from accel_nb.errors import MisuseError
 
-# The code that gathers and divides parameters, or is called by it.
+# The code that gathers and shards parameters, or is called by it.
 _INNER = ("accel_nb.", "deepspeed.", "torch.")
 _CALLED_BY_USERS = "torch.nn.utils."
 # In a plain cell the code's reads of `data` come through a property, and its calls of factories through functions.
@@ -44,7 +44,7 @@ _WITHOUT_VALUES = {
     Tensor.new_tensor, Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
 }  # fmt: skip
 _LIKE = {f"{name}_like" for name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")}
-"""Names of functions that make a tensor of a parameter's shape; plain cells replace the functions themselves."""
+"""Names of functions that make a tensor of a parameter's shape; names, since plain cells replace the functions."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ def unmark_partitioned(parameters: Iterable[Any]) -> None:
 
 
 class PartitionedParameter(nn.Parameter):
-    """A parameter with which computations raise outside of passes; its shape is that of the whole parameter.
+    """A parameter with which computations raise outside of passes; it has the shape of the full parameter.
 
     Its data is empty there. If DeepSpeed keeps it whole, it can be read; writes raise, since they would have no effect.
     """
@@ -140,7 +140,7 @@ def _may_write(func: Any) -> bool:
 
 
 def is_called_inside(frame: FrameType | None) -> bool:
-    """Return whether the caller is code of this package, DeepSpeed or torch, and not the user's."""
+    """Return whether the caller is code of this package, DeepSpeed or torch, and not user code."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name not in _PASSES_ON:

@@ -26,7 +26,7 @@ def hide_attributes(items: Iterable[Any], known: Mapping[int, Set[str]]) -> None
 
 
 def visible_attributes(item: Any) -> dict[str, Any]:
-    """Return the attributes of a module or parameter that are not hidden, such as those that the user's code sets."""
+    """Return the attributes of a module or parameter that are not hidden, such as attributes set by user code."""
     hidden = vars(item).get(_HIDDEN, ())
     return {name: value for name, value in vars(item).items() if name not in hidden}
 

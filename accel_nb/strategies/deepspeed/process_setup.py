@@ -34,12 +34,12 @@ def use_default_group(device: torch.device) -> None:
     if _group is dist.group.WORLD:
         return
     # Its collectives over shared memory would be compiled on first use, for a minute; gloo needs none. DeepSpeed
-    # finds what else it can compile here by running compilers: an empty result in its cache prevents that.
+    # searches other operators to compile by running compilers: an empty result in its cache prevents that.
     ops: Any = deepspeed.ops
     vars(ops)["__compatible_ops__"] = vars(ops).get("__compatible_ops__", {})
     their_comm.cdb = None
     their_groups._release_process_group_references()
-    # Otherwise it makes a second group of all ranks, with connections of its own.
+    # Otherwise it makes a second group of all ranks, with separate connections.
     their_groups._WORLD_GROUP = dist.group.WORLD
     _import_muon()
     deepspeed.init_distributed(dist_init_required=False, verbose=False)

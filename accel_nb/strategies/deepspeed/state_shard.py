@@ -1,4 +1,4 @@
-"""This rank's shards of the state of an optimizer, which the code of plain cells reads and changes as whole tensors."""
+"""This rank's shards of optimizer state, which code of plain cells reads and changes like full tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from accel_nb.strategies.deepspeed.whole_states import WholeStates
 
 
 def make_state_shard(held: Tensor, shard: FlatShard, states: WholeStates) -> Any:
-    """Return a tensor in the memory of ``held``; whole tensors that are gathered of it are recorded in ``states``."""
+    """Return a `StateShard` in the memory of ``held``.
+
+    Full tensors that are gathered from it are recorded in ``states``.
+    """
     made: Any = held.as_subclass(StateShard)
     vars(made)["_accel_nb_states"] = states
     return sharded.register_flat_shard(made, shard)
 
 
 class StateShard(Tensor):
-    """A shard of a tensor that is computed with as a whole one where all ranks run the same code of the user."""
+    """A shard with which functions compute as with the full tensor, while all ranks run the same user code."""
 
     @classmethod
     def __torch_function__(
@@ -53,12 +56,12 @@ class StateShard(Tensor):
         return next((value for value, whole, _ in found.values() if result is whole), result)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return a copy of the whole tensor where all ranks copy, and of this rank's shard elsewhere."""
+        """Return a copy of the full tensor if all ranks copy, else of this rank's shard."""
         memo[id(self)] = copied = self._as_plain().clone()
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Reduce to the whole tensor where all ranks do, and to this rank's shard elsewhere."""
+        """Reduce to the full tensor if all ranks do, else to this rank's shard."""
         return self._as_plain().__reduce_ex__(protocol)
 
     def _as_plain(self) -> Tensor:

@@ -55,7 +55,7 @@ from accel_nb.strategies.base import (
     copy_state,
     multiply_tensors,
 )
-from accel_nb.strategies.deepspeed.inner_optimizer import stepping_instead
+from accel_nb.strategies.deepspeed.inner_optimizer import replacing_update
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
 from accel_nb.strategies.deepspeed.local_gradients import LocalGradients
 from accel_nb.strategies.deepspeed.old_storages import replaced_storages, storages_of, storages_without_layouts
@@ -80,8 +80,8 @@ class Deepspeed(Stepping):
     options: DeepspeedOptions
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        min_world=2, priority=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
-        stepped_dtype=STEPPED_DTYPE, problem=_why_no_deepspeed,
+        min_world=2, priority=30, shards_params=True, overrides_step=True, supports_local_gradients=False,
+        holds_gradients=True, stepped_dtype=STEPPED_DTYPE, problem=_why_no_deepspeed,
     )  # fmt: skip
 
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
@@ -135,7 +135,10 @@ class Deepspeed(Stepping):
         return bundle
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Return why models and optimizers cannot be sharded together, or with prepared ones; None if they can."""
+        """Return the reason if models and optimizers cannot be sharded together, or with prepared ones.
+
+        None if they can.
+        """
         models = [model for model in bundle.models if id(model) not in self._prepared]
         waiting = self._unsharded()
         new = [item for item in bundle.optimizers if id(item) not in {*self._engines, *map(id, waiting)}]
@@ -164,7 +167,7 @@ class Deepspeed(Stepping):
         """Keep the gradients when a model is unwrapped, as plain cells expect."""
         self._keeps_gradients = True
 
-    def report_replaced(self, call: OnReplaced) -> None:
+    def set_on_replaced(self, call: OnReplaced) -> None:
         """Call a function after each replacement of the memory of parameters, which remain the same objects."""
         self._on_replaced = call
 
@@ -270,7 +273,7 @@ class Deepspeed(Stepping):
 
     def is_gathered(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter that stage 3 holds whole for a pass, or that is stepped as a copy."""
-        return any(engine.must_count_writes(tensor) for engine in self._engines.values())
+        return any(engine.detects_writes_by_version(tensor) for engine in self._engines.values())
 
     def check_graph_can_be_kept(self) -> None:
         """Raise `MisuseError` in stage 3, whose graph has parameters that are empty again after the forward pass."""
@@ -281,7 +284,7 @@ class Deepspeed(Stepping):
             )
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the whole gradient of a parameter, gathered; changes of it have effect. Every rank must call."""
+        """Return the full gradient of a parameter, gathered; changes of it have effect. Every rank must call."""
         engine = next((engine for engine in self._engines.values() if engine.steps(parameter)), None)
         if engine is not None:
             return engine.read_gradient(parameter)
@@ -350,13 +353,13 @@ class Deepspeed(Stepping):
         engine = self._engines.get(id(optimizer))
         if engine is None:
             return step()
-        with stepping_instead(optimizer, engine.step):
+        with replacing_update(optimizer, engine.step):
             return step()
 
     def complete_state(self) -> None:
-        """Copy into the weights what code has written into tensors of state dicts; every rank must call."""
+        """Copy changes that code has made to tensors of state dicts into the weights; every rank must call."""
         for engine in self._engines.values():
-            engine.store_written()
+            engine.apply_weight_writes()
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state; of each sharded tensor this rank's rows, as a `Slice`."""
@@ -485,7 +488,7 @@ class Deepspeed(Stepping):
                     yield gradient
 
     def _other_chosen(self, parameters: Iterable[Tensor] | None) -> list[Tensor]:
-        """Return the averaged gradients of those of ``parameters`` that no optimizer steps; every rank must call."""
+        """Return the averaged gradients of the ``parameters`` that no optimizer steps; every rank must call."""
         wanted = set() if parameters is None else {id(value) for value in parameters}
         others = [value for value in self._others() if id(value) in wanted]
         if not others:
@@ -576,14 +579,14 @@ def _separate(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _methods_over(plain: Any, engine: ZeroModel) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a sharded module that differ from those of its plain class."""
+    """Return the methods of a sharded module that differ from its plain class."""
 
     def state_dict(self: Any, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Return the full parameters where all ranks gather, as in a plain cell; raise `MisuseError` elsewhere.
 
         Between steps a sharded parameter is empty, and would be saved empty. ``keep_vars`` returns them unchanged.
         """
-        engine.store_written()
+        engine.apply_weight_writes()
         state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
             if sharded.is_sharded(value) and not keep_vars:
@@ -602,7 +605,7 @@ def _methods_over(plain: Any, engine: ZeroModel) -> dict[str, Callable[..., Any]
             return plain.load_state_dict(self, state_dict, strict)
 
     def __deepcopy__(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        memo[id(self)] = copied = copy.deepcopy(engine.copy_of(self, is_whole=True), memo)
+        memo[id(self)] = copied = copy.deepcopy(engine.copy_model(self, is_whole=True), memo)
         return copied
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -618,9 +621,11 @@ def _methods_over(plain: Any, engine: ZeroModel) -> dict[str, Callable[..., Any]
     more = {"__call__": __call__} if engine.shards_weights else {}
     return {
         **more,
-        "__reduce_ex__": lambda self, protocol: engine.copy_of(self, is_whole=True).__reduce_ex__(protocol),
-        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(engine.copy_of(self).__reduce_ex__(protocol)),
-        "__copy__": lambda self: engine.copy_of(self, is_whole=True),
+        "__reduce_ex__": lambda self, protocol: engine.copy_model(self, is_whole=True).__reduce_ex__(protocol),
+        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(
+            engine.copy_model(self).__reduce_ex__(protocol)
+        ),
+        "__copy__": lambda self: engine.copy_model(self, is_whole=True),
         "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,

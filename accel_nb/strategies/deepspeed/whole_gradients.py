@@ -1,4 +1,4 @@
-"""Whole gradients that code reads and replaces, while ranks hold shards of them."""
+"""Full gradients that code reads and replaces, while ranks hold shards of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatShard
 
 HeldGradients = Iterable[tuple[nn.Parameter, Tensor]]
-"""This rank's shard of each gradient, flat, where the optimizer reads it."""
+"""This rank's flat shard of each gradient, from which the optimizer steps."""
 
 _NUMBERS = itertools.count(1)
 
@@ -32,15 +32,15 @@ class WholeGradients:
         self._whole: dict[int, Tensor] = {}
         self._dropped: set[int] = set()
         # This rank's shards as other code reads them between cells.
-        self._shown: dict[int, Tensor] = {}
+        self._returned_shards: dict[int, Tensor] = {}
 
     @property
-    def are_known(self) -> bool:
-        """Whether code has read or replaced any."""
+    def has_any(self) -> bool:
+        """Whether code has read or replaced any gradients."""
         return bool(self._whole)
 
     def read(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
-        """Return the whole gradient of a parameter, None if it was dropped; every rank must call.
+        """Return the full gradient of a parameter, None if it was dropped; every rank must call.
 
         ``example`` is a tensor of the gradients' dtype and device.
         """
@@ -52,39 +52,39 @@ class WholeGradients:
             self._whole[key] = sharded.gather_full(shard, self._comm)
         return self._whole[key]
 
-    def show(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
+    def gradient_shard(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
         """Return this rank's shard of the gradient of a parameter, None without one.
 
         It is the same tensor until gradients change.
         """
-        if not self._shown:
+        if not self._returned_shards:
             number = next(_NUMBERS)
             found = {id(value): gradient for value, gradient in held}
             for key, shard in self._shards.items():
                 if key not in self._dropped:
-                    self._shown[key] = _flat_shard(found.get(key), example, replace(shard, number=number))
-        return self._shown.get(id(parameter))
+                    self._returned_shards[key] = _flat_shard(found.get(key), example, replace(shard, number=number))
+        return self._returned_shards.get(id(parameter))
 
-    def forget_shown(self) -> None:
-        """Forget what was shown: gradients change."""
-        self._shown.clear()
+    def discard_shards(self) -> None:
+        """Discard the shards that `gradient_shard` has returned, since gradients change."""
+        self._returned_shards.clear()
 
     def replace(self, parameter: nn.Parameter, value: Tensor) -> bool:
         """Replace the gradient of a parameter, and return whether it was dropped before."""
         was_dropped = id(parameter) in self._dropped
         self._dropped.discard(id(parameter))
         self._whole[id(parameter)] = value
-        self._shown.clear()
+        self._returned_shards.clear()
         return was_dropped
 
-    def forget(self, parameter: nn.Parameter) -> None:
-        """Forget what was read or set as the gradient of a parameter."""
+    def discard(self, parameter: nn.Parameter) -> None:
+        """Discard the gradient of a parameter that was read or replaced."""
         self._whole.pop(id(parameter), None)
 
     def drop(self, parameter: nn.Parameter) -> bool:
         """Drop the gradient of a parameter, and return whether all are dropped."""
         self._dropped.add(id(parameter))
-        self._shown.clear()
+        self._returned_shards.clear()
         return self._dropped >= self._shards.keys()
 
     def drop_all(self) -> None:
@@ -93,7 +93,7 @@ class WholeGradients:
 
     @property
     def are_partly_dropped(self) -> bool:
-        """Whether code has dropped some, or left them out."""
+        """Whether code has dropped some gradients, or left them out."""
         return bool(self._dropped)
 
     def refuse_partly_dropped(self) -> None:
@@ -104,13 +104,13 @@ class WholeGradients:
     def store(self, held: HeldGradients, *, keeps: bool = False) -> None:
         """Copy this rank's shards of the gradients that were read, and may have been changed, to ``held``.
 
-        If it ``keeps`` them, later changes of them have effect too.
+        With ``keeps`` later changes of the gradients have effect too.
         """
         whole = self._whole
         if not keeps:
             self._whole = {}
         if whole:
-            self._shown.clear()
+            self._returned_shards.clear()
             for parameter, value in held:
                 if id(parameter) in whole:
                     shard = self._shards[id(parameter)]
@@ -121,7 +121,7 @@ class WholeGradients:
         """Forget which gradients were read, replaced and dropped."""
         self._whole.clear()
         self._dropped.clear()
-        self._shown.clear()
+        self._returned_shards.clear()
 
 
 def _flat_shard(found: Tensor | None, example: Tensor, shard: FlatShard) -> Tensor:

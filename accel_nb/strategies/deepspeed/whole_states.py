@@ -1,7 +1,7 @@
-"""Whole values in state dicts of models and optimizers whose tensors are divided.
+"""Full values in state dicts of models and optimizers whose tensors are sharded.
 
-On one device they are in the memory of those tensors: what is written into them changes the model or the optimizer, and
-they show later steps. Here they are copies.
+On one device the values share memory with the tensors: writes change the model or the optimizer, and later steps change
+the values. Here they are copies.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ class WholeStates:
     """The values of state dicts that code has read on one rank; every rank must read the same ones."""
 
     def __init__(self) -> None:
-        # Divided tensors, their values, and the values' versions. Code may write into one that it does not keep.
+        # Sharded tensors, their values, and the values' versions. Code may write into one that it does not keep.
         self._read: list[tuple[Tensor, Tensor, int]] = []
         # The values, and their versions, that were read before the last pass or step, if code keeps references.
         self._earlier: list[tuple[weakref.ref[Tensor], int]] = []
         self._has_warned = False
 
-    def add(self, divided: Tensor, whole: Tensor) -> None:
-        """Record the value of a divided tensor in a state dict."""
-        self._read.append((divided, whole, whole._version))
+    def add(self, sharded_tensor: Tensor, whole: Tensor) -> None:
+        """Record the full value of a sharded tensor in a state dict."""
+        self._read.append((sharded_tensor, whole, whole._version))
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Copy to this rank's shards what code has written into the values.
+        """Copy changes that code has made to the values into this rank's shards.
 
         Raises `MisuseError` if code has written into one that it read before the last pass or step.
         """
-        for divided, whole, version in self._read:
+        for sharded_tensor, whole, version in self._read:
             if whole._version != version:
-                sharded.copy_into(divided, whole)
+                sharded.copy_into(sharded_tensor, whole)
             self._earlier.append((weakref.ref(whole), whole._version))
         self._read.clear()
         kept = [(held, version) for reference, version in self._earlier if (held := reference()) is not None]
@@ -48,7 +48,7 @@ class WholeStates:
             raise MisuseError(_WRITTEN_LATE)
 
     def warn_of_step(self) -> None:
-        """Warn, once, if code keeps values from before a step: they do not show it."""
+        """Warn, once, if code keeps values from before a step, as the step does not change them."""
         if not self._has_warned and any(reference() is not None for reference, _ in self._earlier):
             self._has_warned = True
             warn_at_user_line(_KEPT)

@@ -1,4 +1,4 @@
-"""Experts of which each rank holds and computes a part, for the tokens of all ranks that hold the other parts.
+"""Expert parallelism: each rank holds some of the experts, and computes them for the tokens of all ranks of the group.
 
 A *module of experts* has the number ``num_experts``, parameters whose first dim has this length, and
 ``forward(tokens, indices, weights)``: tokens of shape [T, D], the K experts of each token and the weights of their
@@ -50,13 +50,16 @@ class ExpertDivision:
             raise
 
     def describe(self) -> str:
-        """Return how many experts a rank holds, as text."""
+        """Describe the number of experts that a rank holds."""
         counts = sorted({vars(module)["num_experts"] for module in self.modules})
         held = " or ".join(f"{count // self._exchange.size} of {count}" for count in counts)
         return f"{held} on each worker, in {len(self.modules)} modules"
 
     def peak_load(self) -> float:
-        """Return the tokens of the busiest expert, as a multiple of the mean in its module; 1 is even."""
+        """Return the number of tokens of the busiest expert, as a multiple of the mean in its module.
+
+        1 is an even load.
+        """
         return max((float(load.max() / load.mean()) for load in self._loads.values()), default=1.0)
 
     def undo(self) -> None:
@@ -114,7 +117,7 @@ def _divided_forward(
 def _compute(experts: Any, forward: Callable[..., Tensor], tokens: Tensor, indices: Tensor, num_own: int) -> Tensor:
     """Return the results of this rank's experts, one expert for each row of ``tokens``."""
     number = len(tokens)
-    if not number:  # the weights get a gradient of zeros, as those of the other ranks get one
+    if not number:  # the weights get a gradient of zeros, since the weights on other ranks get a gradient
         tokens, indices = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), indices.new_zeros(1)
     parameters, attributes = experts._parameters, vars(experts)
     before, whole = dict(parameters), attributes["num_experts"]

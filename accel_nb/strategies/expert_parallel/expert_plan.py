@@ -35,7 +35,7 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
-    """Return the names of the modules of experts to divide among ``size`` ranks, or why none can be divided."""
+    """Return the names of the modules of experts to divide among ``size`` ranks, or the reason if there are none."""
     found = {name: part for name, part in model.named_modules() if _has_experts(part)}
     kind = innermost_class(model).__name__
     num_names = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
@@ -71,7 +71,7 @@ def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
 
 
 def _static_problem(module: nn.Module, num_names: Mapping[int, int]) -> str | None:
-    """Return why a module cannot be divided, as far as it shows without a trial.
+    """Return the reason if a module cannot be divided, as far as it is known without a trial.
 
     ``num_names`` has, by id, under how many names the model has a parameter.
     """
@@ -79,7 +79,7 @@ def _static_problem(module: nn.Module, num_names: Mapping[int, int]) -> str | No
         return "its weights are tied to others"
     if any(True for _ in module.buffers()):
         return "it has buffers, which are not divided"
-    if CallHooks(inside(module), counts_library=True).exist():
+    if CallHooks(inside(module), includes_library_hooks=True).exist():
         return "hooks inside of it read or change its values"
     return None
 
@@ -98,7 +98,10 @@ def _has_experts(module: nn.Module) -> bool:
 
 
 def _trial_problem(module: Any, size: int) -> str | None:
-    """Return why the parts of a module compute something else than the whole; None if they compute the same."""
+    """Return the reason if the parts of a module compute other results than the whole.
+
+    None if they compute the same.
+    """
     problem = "it cannot be tried"
     number = min(_PER_PART * size, module.num_experts)
     with rng.fork_rng(), redirect_stdout(io.StringIO()):
@@ -132,7 +135,10 @@ def _few_experts(module: nn.Module, dtype: torch.dtype, number: int) -> nn.Modul
 def _compare(
     whole: nn.Module, given: Sequence[tuple[Tensor, Tensor, Tensor]], factors: Tensor, tolerance: float
 ) -> str | None:
-    """Return why parts of ``whole`` compute something else; raises `TrialFailed` if the whole module raises."""
+    """Return the reason if parts of ``whole`` compute other results.
+
+    Raises `TrialFailed` if the whole module raises.
+    """
     whole.zero_grad()
     state = torch.get_rng_state()
     try:
@@ -151,7 +157,7 @@ def _compare_parts(
     expected: Sequence[Sequence[Tensor]],
     tolerance: float,
 ) -> str | None:
-    """Return why parts of ``whole``, each with tensors of its own, compute something else than expected."""
+    """Return the reason if parts of ``whole``, each with its own tensors, compute other results than expected."""
     size = len(given)
 
     def compute(rank: int, comm: ThreadCommunicator) -> tuple[nn.Module, list[Tensor]]:
@@ -181,7 +187,7 @@ def _compare_parts(
 
 
 def _widths(module: nn.Module) -> list[int]:
-    """Return the numbers that may be the features of a token: those of the dims of the weights."""
+    """Return the possible numbers of features of a token: the sizes of the dims of the weights."""
     return sorted({length for value in module.parameters() for length in value.shape[1:]})
 
 

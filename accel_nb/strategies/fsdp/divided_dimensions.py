@@ -1,6 +1,6 @@
 """The dimensions in which ranks compute a model together: its layers, blocks, sequences and experts.
 
-Their degrees, the plans by which models are divided, and why a model cannot be.
+Their degrees, the plans by which models are divided, and the reasons why models cannot be divided.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class DividedDimensions:
         self.cp = 1
         self.ep = 1
         self.stages = Stages()
-        # Whether the other ranks hold copies in place of shards of the model.
+        # Whether the other ranks hold replicas instead of shards of the model.
         self.replicates = False
         self.clear_plans()
 
     def clear_plans(self) -> None:
-        """Forget the plans of models, which code may change before they are prepared again."""
+        """Discard the plans of models, which code may change before they are prepared again."""
         # By model: its layers to divide.
         self._layer_plans: weakref.WeakKeyDictionary[nn.Module, DivisionPlan] = weakref.WeakKeyDictionary()
         # By model: the names of its modules of experts.
@@ -79,7 +79,10 @@ class DividedDimensions:
         options: FsdpOptions,
         policy: PrecisionPolicy,
     ) -> Refusal | None:
-        """Return why models cannot be divided beside prepared ones; None if they can, or if nothing is divided."""
+        """Return the reason if models cannot be divided together with prepared ones.
+
+        None if they can, or nothing is divided.
+        """
         if not self.are_divided:
             return None
         found = self._refuse_options(models, options, policy)
@@ -97,7 +100,7 @@ class DividedDimensions:
     def _refuse_options(
         self, models: Sequence[nn.Module], options: FsdpOptions, policy: PrecisionPolicy
     ) -> Refusal | None:
-        """Return which option cannot be combined with layers or blocks that are divided; None if all can."""
+        """Return the refusal of an option that cannot be combined with divided layers or blocks; None if all can."""
         unsupported = {
             f"precision {policy.name}": policy.loss_scaling or policy.name == "fp8",
             "fsdp.weights": options.weights is not None,
@@ -118,7 +121,10 @@ class DividedDimensions:
         return None
 
     def _refuse_layers(self, models: Sequence[nn.Module], prepared: Collection[ShardedModel]) -> Refusal | None:
-        """Return why layers of these models cannot be divided; None if those of any prepared model are."""
+        """Return the reason if layers of these models cannot be divided.
+
+        None if any prepared model has divided layers.
+        """
         with_parameters = [model for model in models if any(True for _ in model.parameters())]
         plans = [self._plan_layers(model) for model in with_parameters]
         refused = next((plan for plan in plans if isinstance(plan, Refusal)), None)
@@ -131,7 +137,7 @@ class DividedDimensions:
             f"{kind}: {why}"
             for plan in plans
             if isinstance(plan, DivisionPlan)
-            for kind, why in plan.left_whole.items()
+            for kind, why in plan.not_divided.items()
         }
         return Refusal(
             f"mesh.tp {self.tp} finds no layers to divide in {named}"
@@ -163,7 +169,7 @@ class DividedDimensions:
 
 
 def describe_divided(wrapped_models: Sequence[ShardedModel], place: Mesh) -> dict[str, Any]:
-    """Return as plain values by name the mesh in which models are divided, and what is divided in them."""
+    """Describe, as values by name, the mesh in which models are divided, and their divided parts."""
     last = replace(place, rank=place.size - 1)
     divided = [wrapped.pipeline.plan.describe() for wrapped in wrapped_models if wrapped.pipeline is not None]
     plans = [wrapped.plan for wrapped in wrapped_models if wrapped.plan is not None]
@@ -171,22 +177,22 @@ def describe_divided(wrapped_models: Sequence[ShardedModel], place: Mesh) -> dic
         num_divided = sum(plan.num_divided for plan in plans)
         num_layers = sum(plan.num_layers for plan in plans)
         divided.append(f"{num_divided} of {num_layers} linear layers divided")
-    facts: dict[str, Any] = {
+    description: dict[str, Any] = {
         "mesh": ", ".join([f"{place.describe()} (rank {last.rank} is {last.describe_rank()})", *divided])
     }
     for wrapped in wrapped_models:
-        facts |= {} if wrapped.sequences is None else wrapped.sequences.describe()
+        description |= {} if wrapped.sequences is None else wrapped.sequences.describe()
         if wrapped.experts is not None:
-            facts["experts"] = wrapped.experts.describe()
+            description["experts"] = wrapped.experts.describe()
     if any(group.draws for plan in plans for group in plan.groups):
-        facts["dropout"] = "in divided layers differs from that of one device"
+        description["dropout"] = "in divided layers differs from that of one device"
     for plan in plans:
-        facts |= {f"{kind} not divided:": why for kind, why in plan.left_whole.items()}
-    return facts
+        description |= {f"{kind} not divided:": why for kind, why in plan.not_divided.items()}
+    return description
 
 
 def _refuse_all(models: Sequence[nn.Module], plan: Callable[[nn.Module], Any], *, is_divided: bool) -> Refusal | None:
-    """Return why no model can be divided in one way; None if one can, or a prepared model is."""
+    """Return the reason if no model can be divided in this way; None if one can, or a prepared model is."""
     plans = [plan(model) for model in models if any(True for _ in model.parameters())]
     refused = [found for found in plans if isinstance(found, Refusal)]
     return None if is_divided or len(refused) < len(plans) else next(iter(refused), None)

@@ -2,7 +2,7 @@
 
 `fully_shard` calls the methods ``fsdp_pre_all_gather`` and ``fsdp_post_all_gather`` of the tensor that holds a rank's
 shard of a parameter; here they are attributes of that tensor. So weights stay plain tensors of their own dtype for
-optimizers, checkpoints and copies, and only what is gathered for a layer's multiplication is torchao's float8 tensor.
+optimizers, checkpoints and copies, and only the gathered weight of a layer's multiplication is torchao's float8 tensor.
 All shards of a weight share one scale, which needs the largest value of all ranks: one collective for all weights, when
 the model is called.
 """
@@ -24,7 +24,7 @@ from accel_nb.runtime.torch_private import is_checked
 
 
 class Float8Gather:
-    """The weights of one divided model that are gathered in float8; every rank makes one, and makes the same calls.
+    """The weights of one sharded model that are gathered in float8; every rank makes one, and makes the same calls.
 
     ``params`` are the `FSDPParam`s of the model. Weights that other modules than float8 layers use are left out.
     """

@@ -17,15 +17,15 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 
-_BY_ELEMENT = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop})
+_ELEMENTWISE_OPTIMIZERS = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop})
 
 
 def step_on_shards(optimizer: Optimizer, step: Callable[[], Any]) -> Any:
-    """Call ``step``, the optimizer's own, in which it computes with this rank's shards if that has the same result.
+    """Call ``step``, the optimizer's original method, on this rank's shards as plain tensors if the result is the same.
 
     Hooks on the optimizer's step see the sharded tensors.
     """
-    if innermost_class(optimizer) not in _BY_ELEMENT:
+    if innermost_class(optimizer) not in _ELEMENTWISE_OPTIMIZERS:
         return step()
     exchange = _Exchange(optimizer)
     if not exchange.is_possible():
@@ -44,7 +44,7 @@ def step_on_shards(optimizer: Optimizer, step: Callable[[], Any]) -> Any:
 
 
 class _Exchange:
-    """Exchanges an optimizer's sharded tensors for their shards, and the other way round."""
+    """Replaces an optimizer's sharded tensors by this rank's shards, and the shards by the sharded tensors."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
@@ -54,7 +54,7 @@ class _Exchange:
         self._is_begun = False
 
     def is_possible(self) -> bool:
-        """Return whether there is a sharded parameter, and gradients and state are divided like their parameters."""
+        """Return whether there is a sharded parameter, and gradients and state are sharded like their parameters."""
         is_any = False
         for value, shard in self._pairs():
             if shard is value:
@@ -62,7 +62,7 @@ class _Exchange:
             is_any = True
             state = self._state.get(value)
             like = [value.grad, *(item for item in state.values() if _has_dims(item))] if state else [value.grad]
-            if type(shard) is not Tensor or not all(item is None or _is_divided_alike(item, value) for item in like):
+            if type(shard) is not Tensor or not all(item is None or _is_sharded_alike(item, value) for item in like):
                 return False
         return is_any and not any(group.get("differentiable") for group in self._optimizer.param_groups)
 
@@ -83,7 +83,10 @@ class _Exchange:
             group["params"] = shards
 
     def end(self) -> None:
-        """Restore the sharded tensors, and add what the step has added to the state; do nothing the second time."""
+        """Restore the sharded tensors, and add entries that the step has added to the state.
+
+        A second call does nothing.
+        """
         if not self._is_begun:
             return
         self._is_begun = False
@@ -112,7 +115,7 @@ def _has_dims(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-def _is_divided_alike(tensor: Any, parameter: Any) -> bool:
+def _is_sharded_alike(tensor: Any, parameter: Any) -> bool:
     return (
         sharded.is_sharded(tensor)
         and tensor.placements == parameter.placements

@@ -14,7 +14,7 @@ from accel_nb.runtime.distributed import sharded
 
 
 class WeightFilling:
-    """The meta tensors of a model, and where a checkpoint stores their values.
+    """The meta tensors of a model, and the tensors of a checkpoint with their values.
 
     Raises `ConfigError`, before anything is changed, with every tensor that is missing or of another shape.
     """
@@ -49,7 +49,7 @@ class WeightFilling:
     @torch.no_grad()
     def fill_whole(self, device: torch.device) -> None:
         """Read the tensors that are not sharded: buffers and 0-dim parameters."""
-        buffers: dict[int, Tensor] = {}  # those of several modules stay one tensor
+        buffers: dict[int, Tensor] = {}  # a tensor of several modules stays one tensor
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
@@ -68,7 +68,10 @@ class WeightFilling:
 
     @torch.no_grad()
     def fill_shards(self, changed: dict[int, nn.Parameter]) -> None:
-        """Read this rank's shard of each parameter; ``changed`` has them by the ids of the originals."""
+        """Read this rank's shard of each parameter.
+
+        ``changed`` has the sharded parameters by the ids of the originals.
+        """
         for key, now in changed.items():
             source = self._sources.get(key)
             if source is None:

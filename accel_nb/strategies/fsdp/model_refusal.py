@@ -1,4 +1,4 @@
-"""Models that `fully_shard` cannot divide with the same result."""
+"""Detection of models that `fully_shard` cannot shard with the same result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accel_nb.strategies.base import Refusal
 
 
 def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
-    """Return why a model cannot be divided; None if it can."""
+    """Return the reason if a model cannot be sharded; None if it can."""
     empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
     if empty is not None and weights is None:
         return Refusal(
@@ -22,7 +22,7 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
     single = next((name for name, value in model.named_parameters() if value.dim() == 0), None)
     if single is not None and "ignored_params" not in inspect.signature(fully_shard).parameters:
         return Refusal(
-            f"{single} of the {type(model).__name__} is a single number, which this PyTorch cannot divide",
+            f"{single} of the {type(model).__name__} is a single number, which this PyTorch cannot shard",
             "give it one dim, as in nn.Parameter(torch.ones(1)), or use PyTorch 2.7 or newer",
         )
     hooked = next(

@@ -1,4 +1,4 @@
-"""Parameters and buffers that code has put into a sharded model since it was sharded."""
+"""Parameters and buffers that code has added to a model since it was sharded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from accel_nb.runtime.distributed import sharded
 
 
 def gather_new_parts(model: nn.Module, own: Collection[int]) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Replace sharded parameters and buffers that code has computed from the model's by whole ones.
+    """Replace sharded parameters and buffers that code has computed from the model's parameters by full ones.
 
-    Return pairs of both parameters. ``own`` are the ids of the model's. ``weight_norm`` of a sharded model makes such
-    parameters, and pruning such a buffer. Every rank must call.
+    Return pairs of replaced and full parameters. ``own`` are the ids of the model's parameters. ``weight_norm`` of a
+    sharded model makes such parameters, and pruning such a buffer. Every rank must call.
     """
     found: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for module in model.modules():
@@ -31,7 +31,7 @@ def gather_new_parts(model: nn.Module, own: Collection[int]) -> list[tuple[nn.Pa
 
 
 def put_back_renamed(model: nn.Module, originals: Mapping[int, nn.Parameter]) -> None:
-    """Put originals, by the ids of the sharded parameters, where code has given these other names, as pruning does."""
+    """Restore original parameters, by the ids of sharded ones, also under names that code has changed (pruning)."""
     for module in model.modules():
         for name, value in module._parameters.items():
             if value is not None and id(value) in originals:

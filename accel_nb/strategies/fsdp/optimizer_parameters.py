@@ -1,4 +1,4 @@
-"""Parameters of optimizers, replaced when a model is divided or made whole."""
+"""Replacement of the parameters of optimizers when a model is sharded or restored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def replace_parameters(
     changed: Mapping[int, nn.Parameter],
     convert: Callable[[nn.Parameter, Tensor], Tensor],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Replace parameters of an optimizer by ``changed``, new by id of old, and convert state of their shape.
+    """Replace parameters of an optimizer by ``changed`` (new ones by id of the old), and convert state of their shape.
 
     Return the tensors of the state that were replaced, each with its replacement.
     """

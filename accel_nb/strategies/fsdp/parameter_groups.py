@@ -21,8 +21,8 @@ def groups_of(state: Any) -> Sequence[Any]:
 def adapt_group(group: Any, unit: nn.Module) -> None:
     """Change a group of parameters of a unit that `fully_shard` has just made.
 
-    The sharded model does the work of its hooks of state dicts, which cannot be copied: with these entries it
-    registers none.
+    `fully_shard` would register hooks for state dicts on the module, with which it cannot be copied. The entries for
+    their handles prevent that; `ShardedModel` does their work.
     """
     group._module_to_pre_save_state_dict_hook_handle = {unit: None}
     group._module_to_pre_load_state_dict_hook_handle = {unit: None}
@@ -31,14 +31,14 @@ def adapt_group(group: Any, unit: nn.Module) -> None:
 
 
 def places_of(param: Any) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the modules that have a parameter of a group, each with its name there."""
+    """Yield the modules that have a parameter of a group, each with the parameter's name in it."""
     info = param._module_info
     yield info.module, info.param_name
     yield from zip(info.shared_modules, info.shared_param_names, strict=True)
 
 
 def _keep_replaced(group: Any, to_sharded: Callable[[], None]) -> Callable[[], None]:
-    """Make the end of a gather leave what code has put in the place of a parameter, or removed, as it is."""
+    """Keep replacements and removals of parameters by code when a gather ends."""
 
     def keep_and_shard() -> None:
         if group.is_sharded:
@@ -59,7 +59,7 @@ def _keep_replaced(group: Any, to_sharded: Callable[[], None]) -> Callable[[], N
 
 
 def _outside_inference_mode(wait: Callable[[], None]) -> Callable[[], None]:
-    """Make the first call create gathered parameters with which later calls can train, in inference mode too."""
+    """Create gathered parameters outside of inference mode: they can be trained after a first call in that mode."""
 
     def wait_for_unshard() -> None:
         if not torch.is_inference_mode_enabled():

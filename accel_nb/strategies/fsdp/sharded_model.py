@@ -1,7 +1,7 @@
-"""One model whose parameters are divided among ranks by PyTorch's `fully_shard`, and back.
+"""Sharding of one model by PyTorch's `fully_shard`, and its restoration.
 
 `fully_shard` replaces parameters by distributed tensors, and cannot undo it. Here the model's original parameters are
-kept, without their memory, and put back in the end, so that references to them are references to the trained ones. All
+kept, without their memory, and restored in the end, so that references to them refer to the trained parameters. All
 uses of undocumented attributes of `fully_shard` are in this file.
 """
 
@@ -45,7 +45,7 @@ from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.fsdp.new_parts import gather_new_parts, put_back_renamed
 from accel_nb.strategies.fsdp.parameter_groups import adapt_group, groups_of
-from accel_nb.strategies.fsdp.sharded_state import divided_state, make_whole
+from accel_nb.strategies.fsdp.sharded_state import gather_state, shard_state_dict
 from accel_nb.strategies.fsdp.visible_shards import VisibleShards
 from accel_nb.strategies.pipeline.pipeline import Pipeline
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, staged_parameters
@@ -73,16 +73,16 @@ class _Slot:
 
 
 class ShardedModel:
-    """A sharded model: making it divides the model, `undo` restores it. Every rank must do both.
+    """A sharded model: the constructor shards the model, `undo` restores it. Every rank must call both.
 
     Until `commit` the whole values are kept, and `abandon` restores them without other ranks; so does an error.
 
     ``settings`` are arguments of `fully_shard` for the units, ``root_settings`` for the rest of the model. All ranks
-    get the values of rank 0; of tensors without values each rank reads its shard from ``weights``. ``float8`` gathers
-    the weights of float8 layers in float8. Layers of ``plan`` are divided by ``groups`` before. With ``stages`` a rank
-    holds the blocks of one stage only, and what lies outside of blocks; ``micro_batches`` is the number of a batch.
-    With ``divides_sequences`` ranks of ``groups`` compute cuts of sequences. The modules ``experts`` are divided among
-    ranks of ``groups``, and sharded with ``expert_settings``.
+    get the values of rank 0; each rank reads its shard of a model on the meta device from ``weights``. ``float8``
+    gathers the weights of float8 layers in float8. Layers of ``plan`` are divided by ``groups`` before. With ``stages``
+    a rank holds the blocks of one stage only, and the parts outside of blocks; ``micro_batches`` is their number in a
+    batch. With ``divides_sequences`` ranks of ``groups`` compute shards of sequences. The modules ``experts`` are
+    divided among ranks of ``groups``, and sharded with ``expert_settings``.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ShardedModel:
             for name, value in module._parameters.items()
             if value is not None
         ]
-        # A scalar cannot be divided: each rank has it, and its gradient is averaged after backward passes.
+        # A scalar cannot be sharded: each rank has it, and its gradient is averaged after backward passes.
         self.replicated = list({id(p.original): p.original for p in self._slots if p.original.dim() == 0}.values())
         # The device that stores the shards: with offloading the CPU.
         self._home = torch.device("cpu") if "offload_policy" in settings else device
@@ -139,8 +139,8 @@ class ShardedModel:
         self._absent = absent
         self._staged: set[int] = set()
         self.pipeline: Pipeline | None = None
-        # By id, tensors whose gradients are weighed, with the hooks that do so.
-        self._weighed: dict[int, tuple[Tensor, Any]] = {}
+        # By id, tensors with hooks on their gradients, and the hooks' handles.
+        self._hooked_tensors: dict[int, tuple[Tensor, Any]] = {}
         # A rank calls only the blocks of its own stage.
         units = [unit for unit in units if not self._is_absent(unit) and unit not in experts]
         self._units = [*experts, *units, model]
@@ -186,7 +186,7 @@ class ShardedModel:
             if filling is not None:
                 filling.fill_shards(self.changed)
             if self.pipeline is None:
-                _state_of(model)._lazy_init()  # else the call of a unit before that of the model would make it a root
+                _state_of(model)._lazy_init()  # else the call of a unit before the model's would make it a root
                 by_unit = {unit: groups_of(_state_of(unit)) for unit in self._units}
                 self.visible = VisibleShards(by_unit, lambda: _state_of(model)._state_ctx.iter_forward_root is not None)
         except BaseException:
@@ -194,7 +194,7 @@ class ShardedModel:
             raise
 
     def parameter_memory(self) -> dict[Any, tuple[Any, nn.Parameter]]:
-        """Return the replacements by the memory of the original parameters, which is kept until this is released."""
+        """Return the sharded parameters by the memory of the originals, which is kept until the result is released."""
         found = {sharded.memory_layout(slot.original): slot for slot in self._slots if slot.original is not None}
         found.pop(None, None)
         return {
@@ -204,7 +204,7 @@ class ShardedModel:
         }
 
     def commit(self) -> None:
-        """Free the whole values. Nothing here can fail, so that either all ranks free them or none."""
+        """Free the full values. Nothing here can fail, so that either all ranks free them or none."""
         for place in self._slots:
             now = self.changed.get(id(place.original))
             if now is not None:
@@ -218,7 +218,7 @@ class ShardedModel:
                 sharded.record_replaced(place.original, now)
 
     def abandon(self) -> None:
-        """Restore the model as it was before it was divided, on this rank alone; before `commit`."""
+        """Restore the model as it was before it was sharded, on this rank alone; before `commit`."""
         if self.float8 is not None:
             self.float8.undo()
         for unit, plain in zip(self._units, self._classes, strict=True):
@@ -232,7 +232,7 @@ class ShardedModel:
         for division in (self.experts, self.sequences, self._layers):
             if division is not None:
                 division.undo()
-        for _, hook in self._weighed.values():
+        for _, hook in self._hooked_tensors.values():
             hook.remove()
 
     @property
@@ -276,22 +276,22 @@ class ShardedModel:
             group._to_sharded()
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the whole parameters that passes compute with, each with its name in the model."""
+        """Yield the gathered parameters that passes compute with, each with its name in the model."""
         for group in self._groups():
             for param in group.fsdp_params:
                 if hasattr(param, "_unsharded_param"):
                     yield str(param._param_fqn), param._unsharded_param
 
     def find_lost_write(self) -> str | None:
-        """Return the name of a gathered parameter to which code has written since the last call, or None."""
+        """Return the name of a gathered parameter that code has changed (the change is lost) since the last call."""
         for name, value in self.gathered():
             if value._version != self._versions.get(name, 0):  # gathering leaves it as it is
                 self._versions[name] = value._version
                 return name
         return None
 
-    def weigh_outside(self) -> None:
-        """Register hooks by which gradients of code around the model's forward count once, and not for each stage."""
+    def register_outside_hooks(self) -> None:
+        """Register hooks by which gradients of code outside of the model count once, and not once for each stage."""
         if self.pipeline is None:
             return
         gathered = (
@@ -300,12 +300,12 @@ class ShardedModel:
             for param in group.fsdp_params
             if hasattr(param, "_unsharded_param") and not self.is_staged(param.sharded_param)
         )
-        for value, weigh in (
-            *((value, self.pipeline.weigh_outside) for value in gathered),
+        for value, gradient_hook in (
+            *((value, self.pipeline.divide_outside_gradient) for value in gathered),
             *((value, self._average_outside) for value in self.scalars),
         ):
-            if value.requires_grad and id(value) not in self._weighed:
-                self._weighed[id(value)] = value, value.register_hook(weigh)
+            if value.requires_grad and id(value) not in self._hooked_tensors:
+                self._hooked_tensors[id(value)] = value, value.register_hook(gradient_hook)
 
     def _average_outside(self, gradient: Tensor) -> Tensor:
         if self.pipeline is not None and self.pipeline.is_backward_outside_model:
@@ -315,7 +315,7 @@ class ShardedModel:
     def average_pending(self) -> None:
         """Average the gradients that backward passes have left on this rank; every rank must call.
 
-        Those of a process group that is closed are dropped.
+        Gradients of a closed process group are dropped.
         """
         if not (self.is_pending or self._keeps_gathered):
             return
@@ -343,10 +343,10 @@ class ShardedModel:
                 total = self._comm.all_reduce(own.detach()) / (mesh.size // mesh.pp)
                 value.grad = total if value.grad is None else value.grad + total
 
-    def average_outside(self) -> None:
+    def average_outside_gradients(self) -> None:
         """Average the gradients of code that has computed with gathered parameters outside of a call of the model.
 
-        A method that is not ``forward`` does so after a call that was not followed by a backward pass.
+        A method other than ``forward`` does so after a call that was not followed by a backward pass.
         """
         if self.pipeline is None and not self._keeps_gathered and any(group.is_unsharded for group in self._groups()):
             self._average_groups()
@@ -378,7 +378,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def undo(self) -> dict[int, nn.Parameter]:
-        """Restore the model, and return the original of each sharded parameter by the id of the latter."""
+        """Restore the model, and return the original parameters by the ids of the sharded ones."""
         self.free_interrupted()
         if self.pipeline is not None:
             self.pipeline.share_buffers()
@@ -413,30 +413,30 @@ class ShardedModel:
         return back
 
     def gather_new(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Replace what code has computed from the model's parameters by whole values; see `gather_new_parts`."""
+        """Replace tensors that code has computed from the model's parameters by full values; see `gather_new_parts`."""
         return gather_new_parts(self.model, {id(value) for value in self.changed.values()})
 
     def _divide_layers(self, plan: DivisionPlan, groups: MeshGroups, device: torch.device) -> None:
-        """Replace the parameters of divided layers by this rank's shards, which `fully_shard` divides further."""
+        """Replace the parameters of divided layers by this rank's shards, which `fully_shard` shards further."""
         here = [group for group in plan.groups if not self._is_absent(submodule_at(self.model, group.owner))]
         dims, mesh = divided_parameters(self.model, here), groups.mesh
         for place in self._slots:
             value = place.original
             if id(value) in dims:
                 shard = shard_of(value, dims[id(value)], mesh.index("tp"), mesh.tp).to(device)
-                divided = sharded.divided_tensor(shard, groups.device_mesh["tp"], dims[id(value)], value)
+                divided = sharded.tensor_from_shard(shard, groups.device_mesh["tp"], dims[id(value)], value)
                 place.module._parameters[place.name] = nn.Parameter(divided, value.requires_grad)
         self._layers = LayerDivision(self.model, here, LayerExchange(groups.tp), mesh.tp)
         self._classes = [type(unit) for unit in self._units]
 
     def _divide_experts(self, experts: Sequence[nn.Module], groups: MeshGroups, device: torch.device) -> None:
-        """Replace the parameters of experts by those of this rank's experts, which `fully_shard` divides further."""
+        """Replace the parameters of experts by slices for this rank's experts, which `fully_shard` shards further."""
         rank, size = groups.ep.world.rank, groups.ep.world.size
         for module in experts:
             for name, value in module._parameters.items():
                 if value is not None:
                     shard = shard_of(value, 0, rank, size).to(device)
-                    divided = sharded.divided_tensor(shard, groups.expert_mesh["ep"], 0, value)
+                    divided = sharded.tensor_from_shard(shard, groups.expert_mesh["ep"], 0, value)
                     module._parameters[name] = nn.Parameter(divided, value.requires_grad)
         exchange = TokenExchange(groups.ep, rank, size)  # pyright: ignore[reportArgumentType]
         self.experts = ExpertDivision(experts, exchange)
@@ -474,7 +474,7 @@ class ShardedModel:
         return self._groups_of_ranks
 
     def _replace_absent(self, device: torch.device) -> None:
-        """Replace the parameters of other stages by tensors of which this rank holds nothing; every rank must call."""
+        """Replace the parameters of other stages by sharded ones, empty on this rank; every rank must call."""
         mesh = self._mesh_groups.mesh
         own: dict[str, Any] = {}
         if not mesh.data_index and not mesh.index("tp"):
@@ -526,7 +526,7 @@ class ShardedModel:
 
 
 def _attributes_of(parameter: nn.Parameter) -> dict[str, Any]:
-    """Return the attributes that code has set on a parameter, without those of torch and of this package."""
+    """Return the attributes that code has set on a parameter, except torch's and this package's."""
     hidden = ("_accel_nb", "_fsdp", "_is_param")
     return {name: value for name, value in vars(parameter).items() if not name.startswith(hidden)}
 
@@ -535,12 +535,12 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
     plain = type(unit)
     fully_shard(unit, **settings)
     if plain.__module__ != unit.__class__.__module__ or PLAIN_CLASS in vars(plain):
-        _forget_class(plain)
+        _unregister_class(plain)
     for module in unit.modules():
         # Marks for old versions of torch.compile, which would reach the notebook as attributes of the user's module.
         for name in _MARKS[:2]:
             vars(module).pop(name, None)
-        # The hook serves load_state_dict(assign=True), which is refused, and cannot be copied.
+        # The hook is for load_state_dict(assign=True), which is refused, and cannot be copied.
         _drop_hooks(module, ("_load_state_dict_post_hooks",))
     for group in groups_of(_state_of(unit)):
         adapt_group(group, unit)
@@ -549,7 +549,7 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
 
 
 def _require_process(pid: int) -> Callable[[nn.Module, Any], None]:
-    """Return a hook that raises `MisuseError` in other processes, where a gather would wait for ever."""
+    """Return a hook that raises `MisuseError` in other processes, where a gather would never end."""
 
     def check(module: nn.Module, arguments: Any) -> None:
         if os.getpid() != pid:
@@ -568,8 +568,8 @@ def _call_with(unit: nn.Module, gather: Float8Gather) -> None:
     made.__call__ = gather.with_scales(made.__call__)
 
 
-def _forget_class(plain: type) -> None:
-    """Remove a class that was made for one instance from the registry of `fully_shard`."""
+def _unregister_class(plain: type) -> None:
+    """Remove the class of one instance from the registry of `fully_shard`."""
     from torch.distributed.fsdp._fully_shard._fully_shard import cls_to_fsdp_cls
 
     cls_to_fsdp_cls.pop(plain, None)
@@ -587,7 +587,7 @@ def _state_of(unit: nn.Module) -> Any:
 
 
 def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a sharded module that differ from those of its plain class."""
+    """Return the methods of a sharded module that differ from its plain class."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         """Refuse objects of a class that code derives from this one, as libraries of functional models do."""
@@ -602,24 +602,24 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
         return plain.named_parameters(self, *args, **kwargs)
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the sharded parameters; where all ranks read together, whole ones to the code of libraries.
+        """Return the sharded parameters, or full ones to library code if all ranks read together.
 
-        On one device the values are in the memory of the parameters, as sharded ones are here. Libraries read values by
-        their memory: theirs are whole, and kept equal to the parameters. So are those of code that computes with no
-        sharded tensors.
+        On one device the values share memory with the parameters, as the sharded ones do here. Libraries read values by
+        their memory, so they get full values, which are kept equal to the parameters. So does code that cannot compute
+        with sharded tensors.
         """
         _reshard_idle(self)
         state = plain.state_dict(self, *args, **kwargs)
         computes = sharded.copies() is not None and is_user_module(sys._getframe(1).f_globals.get("__name__"))
         if sharded.can_read_full() and not computes and not args and kwargs.get("destination") is None:
-            make_whole(self, state)
+            gather_state(self, state)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load full tensors; each rank uses its shard."""
         if assign:
             raise MisuseError("load_state_dict(assign=True) would replace sharded parameters: call it without assign")
-        return plain.load_state_dict(self, divided_state(self, state_dict), strict)
+        return plain.load_state_dict(self, shard_state_dict(self, state_dict), strict)
 
     return {
         "__new__": __new__,
@@ -633,7 +633,7 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _reshard_idle(unit: Any) -> None:
-    """Free parameters that are gathered although nothing computes with them."""
+    """Free gathered parameters if no computation uses them."""
     for state in _state_of(unit)._state_ctx.all_states:
         if state._training_state.name == "IDLE":
             for group in groups_of(state):
@@ -695,6 +695,6 @@ def _drop_hooks(module: nn.Module, names: Iterable[str]) -> None:
 
 
 def _is_of_wrapper(hook: Any) -> bool:
-    """Return whether a hook is of `fully_shard`, a `Pipeline` or this module: no copy of a model has it."""
+    """Return whether a hook belongs to `fully_shard`, a `Pipeline` or this module; copies of a model do not get it."""
     module = str(getattr(getattr(hook, "hook", hook), "__module__", ""))
     return module.startswith((_SOURCE, Pipeline.__module__, VisibleShards.__module__, __name__))

@@ -1,4 +1,4 @@
-"""States of optimizers of models in stages: a rank has those of the parameters of its own stage."""
+"""Optimizer states of models in stages: a rank has states only for the parameters of its stage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _describe(value: Any) -> list[Any]:
 
 
 def _without_values(described: Sequence[Any], parameter: Tensor) -> Any:
-    """Return a described item of the state of a parameter of which this rank holds nothing."""
+    """Return a state item, described by another rank, with an empty shard on this rank."""
     kind, value, *numbers = described
     if kind == "plain":
         return value

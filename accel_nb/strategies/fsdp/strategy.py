@@ -27,7 +27,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
-from accel_nb.runtime.mesh import DATA_DIMENSIONS, arrange
+from accel_nb.runtime.mesh import DATA_DIMENSIONS, arrange_mesh
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.stepped import stepped_parameters
@@ -65,12 +65,12 @@ from accel_nb.strategies.local_gradients import LocalGradients
 
 
 class Fsdp(Stepping):
-    """Trains models whose parameters are divided among the ranks."""
+    """Trains models whose parameters are sharded over the ranks."""
 
     options: FsdpOptions
     name: ClassVar[str] = "fsdp"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        min_world=2, priority=40, shards_params=True, keeps_local=False, divides_layers=True
+        min_world=2, priority=40, shards_params=True, supports_local_gradients=False, divides_layers=True
     )
 
     def __init__(self, options: FsdpOptions | None, precision: Precision) -> None:
@@ -87,23 +87,26 @@ class Fsdp(Stepping):
         self.groups: MeshGroups | None = None
 
     def divide_layers(self, size: int, *, replicates: bool) -> None:
-        """Divide layers among ``size`` ranks; with ``replicates`` the others hold copies, else shards of the rest."""
+        """Divide layers among ``size`` ranks; with ``replicates`` the other ranks hold replicas, else shards."""
         self._dimensions.tp, self._dimensions.replicates = size, replicates
 
     def divide_stages(self, stages: Stages, *, replicates: bool) -> None:
-        """Divide the blocks of models among ranks; with ``replicates`` the others hold copies, else shards."""
+        """Divide the blocks of models among ranks; with ``replicates`` the other ranks hold replicas, else shards."""
         self._dimensions.stages, self._dimensions.replicates = stages, replicates
 
     def divide_sequences(self, size: int, *, replicates: bool) -> None:
-        """Divide sequences among ``size`` ranks; with ``replicates`` all ranks hold copies, else shards."""
+        """Divide sequences among ``size`` ranks; with ``replicates`` all ranks hold replicas, else shards."""
         self._dimensions.cp, self._dimensions.replicates = size, replicates
 
     def divide_experts(self, size: int, *, replicates: bool) -> None:
-        """Divide experts among ``size`` ranks; with ``replicates`` ranks hold copies of all else, else shards."""
+        """Divide experts among ``size`` ranks.
+
+        With ``replicates`` ranks hold replicas of the other parts, else shards.
+        """
         self._dimensions.ep, self._dimensions.replicates = size, replicates
 
-    def report_replaced(self, call: OnReplaced) -> None:
-        """Call a function with the sharded parameters by id of whole ones, and with these when they are restored."""
+    def set_on_replaced(self, call: OnReplaced) -> None:
+        """Call a function when parameters are sharded or restored, with the new ones by the ids of the old."""
         self._on_replaced = call
 
     def open(self, world: World, comm: Communicator) -> None:
@@ -114,8 +117,8 @@ class Fsdp(Stepping):
         dimensions, copies = self._dimensions, self._dimensions.replicates
         degrees = {"pp": dimensions.stages.number, "cp": dimensions.cp, "tp": dimensions.tp, "ep": dimensions.ep}
         shard = 1 if copies else self.options.hybrid_shard_size
-        self._place = arrange(world.rank, world.size, **degrees, shard=shard)
-        self._holding = self._place.holding(copies=copies)
+        self._place = arrange_mesh(world.rank, world.size, **degrees, shard=shard)
+        self._parameter_mesh = self._place.parameter_mesh(copies=copies)
         if dimensions.are_divided:
             self.groups = MeshGroups.open(self._place, world, copies=copies)
 
@@ -125,20 +128,20 @@ class Fsdp(Stepping):
         if self.groups is not None:
             return self.groups.device_mesh
         if self._mesh is None:
-            shape = tuple(getattr(self._holding, name) for name in self._data_dimensions)
+            shape = tuple(getattr(self._parameter_mesh, name) for name in self._data_dimensions)
             self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=self._data_dimensions)
         return self._mesh
 
     @property
     def _data_dimensions(self) -> tuple[str, ...]:
-        return DATA_DIMENSIONS if self._holding.dp_replicate > 1 else DATA_DIMENSIONS[1:]
+        return DATA_DIMENSIONS if self._parameter_mesh.dp_replicate > 1 else DATA_DIMENSIONS[1:]
 
     def model_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are built on the meta device if ``fsdp.weights`` is set."""
         return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Return why a model cannot be sharded, with these options or at all; None if it can."""
+        """Return the reason if a model cannot be sharded, with these options or at all; None if it can."""
         if self.options.float8_gather and self.options.cpu_offload:
             why = "weights in host memory are gathered in the format of the computation, and not in float8"
             return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
@@ -164,7 +167,7 @@ class Fsdp(Stepping):
         stepped = [(item, groups_and_state(item)) for item in (*self._live_optimizers(), *optimizers)]
         try:
             for model in new:
-                made.append(self._divide(model))
+                made.append(self._shard_model(model))
                 self._adapt(made[-1])
             changed = {key: new for wrapped in (*self._models.values(), *made) for key, new in wrapped.changed.items()}
             stale: dict[int, nn.Parameter] = {id(old): value for old, value in self._originals.items()}
@@ -193,11 +196,11 @@ class Fsdp(Stepping):
         return bundle
 
     def _share_before_read(self, optimizer: Optimizer) -> None:
-        """Complete the state before a plain cell reads it, which all ranks do together."""
+        """Complete an optimizer's state before a plain cell reads it, which all ranks do together."""
         if sharded.reads_together():
             self._share_optimizer_states()
 
-    def _divide(self, model: nn.Module) -> ShardedModel:
+    def _shard_model(self, model: nn.Module) -> ShardedModel:
         options = self.options
         units = choose_units(model, options.wrap, options.min_params, options.classes)
         missing = [name for name in options.forward_methods if not callable(getattr(model, name, None))]
@@ -207,8 +210,8 @@ class Fsdp(Stepping):
         if options.weights is not None and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
             weights = open_safetensors(options.weights)
         mesh = self.device_mesh if self.groups is None else self.device_mesh[self._data_dimensions]
-        policy, holding = self.precision.policy, self._holding
-        settings = unit_settings(model, options, policy, holding=holding, mesh=mesh, device=self._device)
+        policy, parameter_mesh = self.precision.policy, self._parameter_mesh
+        settings = unit_settings(model, options, policy, parameter_mesh=parameter_mesh, mesh=mesh, device=self._device)
         expert_mesh = None if self.groups is None else self.groups.expert_mesh
         plan = self._dimensions.plan_of(model)
         try:
@@ -226,18 +229,20 @@ class Fsdp(Stepping):
                 micro_batches=self._dimensions.stages.micro_batches,
                 divides_sequences=self._dimensions.cp > 1,
                 experts=[submodule_at(model, name) for name in plan.experts],
-                expert_settings=expert_settings(settings[0], holding, expert_mesh) if expert_mesh is not None else None,
+                expert_settings=expert_settings(settings[0], parameter_mesh, expert_mesh)
+                if expert_mesh is not None
+                else None,
             )
         except AccelNbError:
             raise
         except (AttributeError, NotImplementedError, TypeError, ValueError) as error:  # of the user's own classes
             reason = f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])}"
             raise MisuseError(
-                f"PyTorch's fully_shard cannot divide a {type(model).__name__} ({reason}): train with `--strategy ddp`"
+                f"PyTorch's fully_shard cannot shard a {type(model).__name__} ({reason}): train with `--strategy ddp`"
             ) from error
 
     def _adapt(self, wrapped: ShardedModel) -> None:
-        """Register a divided model's other forward methods, and set its precision, by the options."""
+        """Register a sharded model's other forward methods, and set its precision, by the options."""
         options, model = self.options, wrapped.model
         root: Any = model
         for name in options.forward_methods:
@@ -284,12 +289,12 @@ class Fsdp(Stepping):
         self._on_replaced({**changed, **{id(old): new for old, new in states}}, memory)
 
     def end_interrupted_pass(self) -> None:
-        """Put the shards back where the pass has left parameters gathered."""
+        """Free parameters that the pass has left gathered."""
         for wrapped in self._models.values():
             wrapped.free_interrupted()
 
     def data_coords(self) -> tuple[int, int]:
-        """Return the index of this rank's share of the data, and their number: ranks of one layer read the same."""
+        """Return the index of this rank's share of the data and their number; ranks of one layer read the same."""
         return self._place.data_index, self._place.num_data
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
@@ -299,7 +304,7 @@ class Fsdp(Stepping):
             wrapped.set_gradient_sync(enabled)
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Raise MisuseError: gradients are divided among the ranks in the backward pass."""
+        """Raise `MisuseError`: gradients are sharded over the ranks in the backward pass."""
         raise MisuseError(
             "gradients cannot stay on each rank under the strategy 'fsdp', whose ranks hold a shard of each: use ddp"
         )
@@ -313,7 +318,7 @@ class Fsdp(Stepping):
         create_graph: bool = False,
         inputs: Sequence[Tensor] | None = None,
     ) -> None:
-        """Compute gradients of the scaled loss; they are averaged and divided in the backward pass.
+        """Compute gradients of the scaled loss; they are averaged and sharded in the backward pass.
 
         Raises `MisuseError` with ``create_graph`` unless ``inputs`` are given: gradients of weights have no graph.
         """
@@ -326,7 +331,7 @@ class Fsdp(Stepping):
             if written is not None:
                 raise MisuseError(LOST_WRITE.format(name=written))
             wrapped.is_pending = wrapped.is_pending or not wrapped.syncs or wrapped.pipeline is not None
-            wrapped.weigh_outside()
+            wrapped.register_outside_hooks()
         pipelines = [wrapped.pipeline for wrapped in self._models.values() if wrapped.pipeline is not None]
         if pipelines and (sharded.is_sharded(loss) or create_graph):
             raise MisuseError(
@@ -357,7 +362,7 @@ class Fsdp(Stepping):
             if wrapped.pipeline is not None and wrapped.syncs:
                 wrapped.average_pending()
             elif wrapped.syncs:
-                wrapped.average_outside()
+                wrapped.average_outside_gradients()
         for wrapped, gradients in scalars:
             wrapped.has_local_scalars = not wrapped.syncs
             if wrapped.syncs:
@@ -368,7 +373,7 @@ class Fsdp(Stepping):
         model: nn.Module,
         name: Literal["gpipe", "1f1b", "zero_bubble"],
         loss_fn: Callable[..., Tensor],
-        weigh: Callable[[Tensor, int], Tensor | None],
+        total_weight: Callable[[Tensor, int], Tensor | None],
     ) -> ScheduledSteps | None:
         """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages."""
         from accel_nb.strategies.pipeline.schedule import TrainingSchedule  # imports torch's tracer
@@ -392,13 +397,13 @@ class Fsdp(Stepping):
             wrapped.pipeline,
             name,
             loss_fn,
-            weigh,
+            total_weight,
             cast=lambda value: value if output is None else cast_half_floats(value, output),
             gathered=gathered,
         )
 
     def check_graph_can_be_kept(self) -> None:
-        """Keep the gathered parameters until the next step: the graph references them, and not the shards."""
+        """Keep the gathered parameters until the next step, since the graph references them and not the shards."""
         for wrapped in self._models.values():
             wrapped.keep_gathered()
 
@@ -444,7 +449,7 @@ class Fsdp(Stepping):
         return step() if has_closure else step_on_shards(optimizer, step)
 
     def complete_state(self) -> None:
-        """Add what only ranks of other stages have: buffers, and optimizer states without values; every rank calls."""
+        """Add buffers of other stages, and their optimizer states without values; every rank must call."""
         for wrapped in self._models.values():
             if wrapped.pipeline is not None:
                 wrapped.pipeline.share_buffers()
@@ -482,7 +487,7 @@ class Fsdp(Stepping):
         }
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load state; of tensors that are full, or still in a file, this rank uses its shard only."""
+        """Load state; this rank uses only its shard of tensors that are full, or still in a file."""
         for model, values in zip(bundle.models, state["models"], strict=True):
             model.load_state_dict(shard_values(values, dict(model.named_parameters(remove_duplicate=False))))
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
@@ -506,20 +511,20 @@ class Fsdp(Stepping):
     def describe(self) -> dict[str, Any]:
         """Return the number of units, the dtypes of trained weights, and the options that are not at their default."""
         wrapped_models = list(self._models.values())
-        facts: dict[str, Any] = (
+        description: dict[str, Any] = (
             {"units": sum(wrapped.num_units for wrapped in wrapped_models)} if wrapped_models else {}
         )
         if self.precision.policy.compute is not None and wrapped_models:
             kept = {
                 value.dtype for wrapped in wrapped_models for value in wrapped.model.parameters() if value.requires_grad
             }
-            facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
-        facts |= self.options.model_dump(mode="json", exclude_defaults=True)
+            description["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
+        description |= self.options.model_dump(mode="json", exclude_defaults=True)
         if self._dimensions.are_divided:
-            facts |= describe_divided(wrapped_models, self._place)
+            description |= describe_divided(wrapped_models, self._place)
         if self.options.float8_gather and wrapped_models:
-            facts["float8_gather"] = f"of {sum(len(wrapped.float8 or ()) for wrapped in wrapped_models)} weights"
-        return facts
+            description["float8_gather"] = f"of {sum(len(wrapped.float8 or ()) for wrapped in wrapped_models)} weights"
+        return description
 
     def close(self) -> None:
         """Restore the full parameters of every model."""
@@ -538,13 +543,13 @@ class Fsdp(Stepping):
 
 
 def _refuse_complex(model: nn.Module) -> Refusal | None:
-    """Return why a model with complex and real parameters cannot be divided: FSDP2 joins those of a unit."""
+    """Return the reason if a model has complex and real parameters, which FSDP2 cannot shard in one unit."""
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     complex_names = [name for name, value in trained if value.is_complex()]
     if not complex_names or len(complex_names) == len(trained):
         return None
     return Refusal(
-        f"{complex_names[0]} of the {type(model).__name__} is complex and others are not, which FSDP2 cannot divide "
+        f"{complex_names[0]} of the {type(model).__name__} is complex and others are not, which FSDP2 cannot shard "
         "together",
         "hold it as a real parameter and use torch.view_as_complex in forward, or train with --strategy ddp",
     )

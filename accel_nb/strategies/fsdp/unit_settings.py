@@ -1,4 +1,4 @@
-"""The arguments of `fully_shard` for the units of a model: the mesh, the precision, and when parameters are freed."""
+"""The arguments of `fully_shard` for the units of a model: mesh, precision, and resharding after the forward pass."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def unit_settings(
-    model: nn.Module, options: FsdpOptions, policy: PrecisionPolicy, *, holding: Mesh, mesh: Any, device: torch.device
+    model: nn.Module,
+    options: FsdpOptions,
+    policy: PrecisionPolicy,
+    *,
+    parameter_mesh: Mesh,
+    mesh: Any,
+    device: torch.device,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `fully_shard` for a model's units, and those for the model itself.
 
-    ``holding`` is the arrangement of the ranks that hold parameters, ``mesh`` the device mesh of its copies and shards.
+    ``parameter_mesh`` is the arrangement of the ranks that hold parameters, ``mesh`` the device mesh of its copies and
+    shards.
     """
     compute = None if options.autocast else policy.compute
     is_half = compute is not None or any(value.dtype in _HALF for value in model.parameters())
     reduce = torch.float32 if is_half and options.reduce_dtype == "fp32" else None
-    gathers_again = options.reshard_after_forward and holding.dp_shard > 1 and holding.pp == 1
+    gathers_again = options.reshard_after_forward and parameter_mesh.dp_shard > 1 and parameter_mesh.pp == 1
     settings: dict[str, Any] = {
         "mesh": mesh,
         # With a single shard there is nothing to gather again; a stage gathers once for all micro-batches.
@@ -40,12 +47,12 @@ def unit_settings(
     return settings, {**settings, "mp_policy": MixedPrecisionPolicy(compute, reduce, output)}
 
 
-def expert_settings(settings: dict[str, Any], holding: Mesh, expert_mesh: Any) -> dict[str, Any]:
-    """Return the arguments of `fully_shard` for experts: their ranks are other ones, and inputs are not cast.
+def expert_settings(settings: dict[str, Any], parameter_mesh: Mesh, expert_mesh: Any) -> dict[str, Any]:
+    """Return the arguments of `fully_shard` for experts, which are on other ranks, and whose inputs are not cast.
 
-    ``settings`` are those of the model's units, and ``expert_mesh`` is that of `MeshGroups`.
+    ``settings`` are the settings of the model's units, and ``expert_mesh`` is `MeshGroups.expert_mesh`.
     """
-    copies, shard, _ = holding.expert_shape
+    copies, shard, _ = parameter_mesh.expert_shape
     return {
         **settings,
         "mesh": expert_mesh[DATA_DIMENSIONS if copies > 1 else DATA_DIMENSIONS[1:]],

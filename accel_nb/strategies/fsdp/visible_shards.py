@@ -18,7 +18,7 @@ from accel_nb.strategies.fsdp.parameter_groups import places_of
 
 
 class VisibleShards:
-    """Puts the shards into the modules of a sharded model in plain cells, while it does not compute.
+    """Puts the shards into the modules of a sharded model in plain cells while the model does not compute.
 
     Unsharded parameters are kept, and gathered again before the next forward pass only if code may have written to the
     sharded ones. ``groups`` are, for each unit, the groups of parameters that are gathered for its forward pass.
@@ -36,7 +36,7 @@ class VisibleShards:
             unit.register_forward_hook(self._after_forward, always_call=True)
 
     def show_gathered(self) -> None:
-        """Put gathered parameters into the modules until `hide_gathered`: layers may compute again in the backward."""
+        """Put gathered parameters into the modules until `hide_gathered`, for recomputation in the backward pass."""
         self._computes_backward = True
         for group in list(self._hidden):
             self._show(group)
@@ -86,7 +86,7 @@ class VisibleShards:
 
 
 def _refuse_replaced(param: Any) -> None:
-    """Raise `MisuseError` if code has replaced a parameter, in whose place the gathered one would be put."""
+    """Raise `MisuseError` if code has replaced a parameter, since the gathered one would overwrite it."""
     for module, name in places_of(param):
         now = module._parameters.get(name)
         if now is not None and now is not param.sharded_param and now is not getattr(param, "_unsharded_param", None):

@@ -16,7 +16,7 @@ Wrap = Literal["blocks", "size", "classes", "model"]
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return, by name, the outermost modules that stand in a list with others of their class, and have parts.
+    """Return, by name, the outermost modules that are in a list with others of their class, and have submodules.
 
     They are the units that are gathered, compiled and checkpointed one at a time, also in a forecast.
     """
@@ -35,8 +35,8 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
 def choose_units(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[str]) -> list[nn.Module]:
     """Return the units inside of a model, inner ones before outer ones; the rest of the model is one more unit.
 
-    A module is left out whose parameters are tied to some outside of it, since one unit must hold all of a tie, and one
-    that cannot be called. Raises `ConfigError` for classes that the model does not have.
+    Modules that cannot be called are left out, and modules with parameters that are tied to others outside, since one
+    unit must hold all tied parameters. Raises `ConfigError` for classes that the model does not have.
     """
     if wrap == "model":
         return []
@@ -62,7 +62,7 @@ def _inside_out(model: nn.Module) -> list[nn.Module]:
 
 
 def _by_size(model: nn.Module, min_params: int) -> list[nn.Module]:
-    """Return the smallest modules that have so many parameters beside those of units inside of them."""
+    """Return the smallest modules with at least ``min_params`` elements of parameters that are in no inner unit."""
     chosen: list[nn.Module] = []
     taken: set[int] = set()
     for module in _inside_out(model):

@@ -25,11 +25,14 @@ class ChainProbe:
         self._kind, self._num_blocks, self._attempt = kind, num_blocks, attempt
         self._next = 0
         self._last: Tensor | None = None
-        # The tensors that blocks get beside the chain.
+        # The tensors that blocks get in addition to the previous block's output.
         self.others: list[Tensor] = []
 
     def call(self, number: int, compute: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-        """Stand in for a block; raise `MisuseError` unless it takes the tensor of the block before."""
+        """Return random numbers in place of a block's output.
+
+        Raise `MisuseError` unless it takes the previous block's output.
+        """
         if number != self._next:
             raise MisuseError(f"the forward of {self._kind} calls its blocks in another order than listed: {_REMEDY}")
         self._next += 1
@@ -65,7 +68,7 @@ class ChainProbe:
 
 
 def check_chain(kind: str, num_blocks: int, device: torch.device, run: Callable[[ChainProbe], Any]) -> Any:
-    """Check how a model calls its blocks, and return an output with random numbers; ``run`` computes it.
+    """Check how a model calls its blocks, and return an output that ``run`` has computed with random numbers.
 
     Raises `MisuseError` on every rank, as it exchanges nothing, if the blocks are no chain, or if anything but the
     next block depends on one.

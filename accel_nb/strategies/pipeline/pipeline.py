@@ -45,15 +45,15 @@ _RANDOM_BITS = 62
 
 
 @dataclass
-class KindOfCall:
-    """Properties of calls with arguments of one structure, as found in earlier calls."""
+class CallKind:
+    """The properties of calls with arguments of one structure, known from earlier calls."""
 
     output: Any
     """An output of the same structure, with other values."""
 
     is_in_micro_batches: bool | None = None
     """Whether batches pass in micro-batches; None: no batch had several rows yet."""
-    draws: bool | None = None
+    draws_random_numbers: bool | None = None
     """Whether any stage draws random numbers; None before the first call."""
     writes_buffers: bool | None = None
     """Whether any stage writes to buffers; None before the first call."""
@@ -64,7 +64,7 @@ class KindOfCall:
 
 @dataclass
 class PassSpecs:
-    """Shape and dtype of the tensors that one kind of call exchanges: by stage of this rank and micro-batch."""
+    """Shape and dtype of the tensors that calls of one kind exchange, by stage of this rank and micro-batch."""
 
     received: dict[tuple[int, int], TensorSpec | None] = field(default_factory=dict)
     sent: dict[tuple[int, int], TensorSpec | None] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class PassSpecs:
 class ModelCall:
     """A call of the model with a batch of ``num_rows`` rows."""
 
-    kind: KindOfCall
+    kind: CallKind
     args: Any
     kwargs: Any
     tensors: list[Tensor]
@@ -97,7 +97,7 @@ class _Pass:
     received: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
     sent: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
     inputs: list[Tensor] = field(default_factory=list)
-    """Arguments that require a gradient, detached from what computed them."""
+    """Arguments that require a gradient, detached from the graph that computed them."""
 
     outputs: list[Tensor] = field(default_factory=list)
     needs_gradient: list[bool] = field(default_factory=list)
@@ -148,12 +148,12 @@ class Pipeline:
         ]
         # Handles the calls of blocks while the model is called.
         self._run: StageRun | ChainProbe | None = None
-        self._kinds: dict[Any, KindOfCall] = {}
+        self._kinds: dict[Any, CallKind] = {}
         self._forward = model.forward
         # The hooks of a call gather parameters, so `model.forward(x)` is turned into `model(x)`.
         self._is_called = False
-        self._call_hook = model.register_forward_pre_hook(self._note_call, prepend=True)
-        self._hooks = CallHooks(inside(model), counts_library=True)
+        self._call_hook = model.register_forward_pre_hook(self._record_call, prepend=True)
+        self._hooks = CallHooks(inside(model), includes_library_hooks=True)
         self._has_cache_option = "use_cache" in inspect.signature(self._forward).parameters
         self._replaced: list[nn.Module] = []
         # Computes a call and its backward pass by a schedule such as 1F1B or zero bubble.
@@ -195,7 +195,7 @@ class Pipeline:
             # By `data`, which keeps the version: a call may have saved the buffer for its backward pass.
             self.exchange.comm.broadcast(value.data, ranks.get(id(value), self.exchange.num_ranks - 1))
 
-    def _note_call(self, *_: Any) -> None:
+    def _record_call(self, *_: Any) -> None:
         self._is_called = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -229,26 +229,26 @@ class Pipeline:
         kind, tensors, num_rows = call.kind, call.tensors, call.num_rows
         args, kwargs = call.args, call.kwargs
         has_gradient = torch.is_grad_enabled()
-        made = _Pass(self._sizes(num_rows) if kind.is_in_micro_batches else [num_rows])
+        forward_pass = _Pass(self._sizes(num_rows) if kind.is_in_micro_batches else [num_rows])
         if has_gradient:
-            args, kwargs = self._detach_inputs(args, kwargs, made)
-        key = has_gradient, tuple(made.sizes), *call.shapes, torch.is_autocast_enabled()
+            args, kwargs = self._detach_inputs(args, kwargs, forward_pass)
+        key = has_gradient, tuple(forward_pass.sizes), *call.shapes, torch.is_autocast_enabled()
         specs = kind.specs.get(key)
-        with self.own_random_numbers(kind), self._shared_buffers(kind, len(made.sizes)):
-            results, found = self._compute_parts(args, kwargs, made, num_rows, specs)
+        with self.own_random_numbers(kind), self._shared_buffers(kind, len(forward_pass.sizes)):
+            results, found = self._compute_parts(args, kwargs, forward_pass, num_rows, specs)
         whole = None if results is None else join(results)
         if specs is None:
-            found.outputs = self.exchange.share_specs(whole)
+            found.outputs = self.exchange.broadcast_specs(whole)
             specs = kind.specs[key] = found
         needs = [needs for _, needs in specs.outputs]
-        outputs = self.exchange.share(
+        outputs = self.exchange.broadcast_outputs(
             None if whole is None else [value.detach() for value in whole], [spec for spec, _ in specs.outputs]
         )
         if any(needs):
-            made.outputs, made.needs_gradient = outputs, needs
-            anchor = torch.empty(0, device=self.device, requires_grad=True)
+            forward_pass.outputs, forward_pass.needs_gradient = outputs, needs
+            requires_grad_input = torch.empty(0, device=self.device, requires_grad=True)
             sources = [value for value in tensors if value.requires_grad]
-            outputs = list(_StageOutputs.apply(self, made, anchor, *sources))  # pyright: ignore[reportArgumentType]
+            outputs = list(_StageOutputs.apply(self, forward_pass, requires_grad_input, *sources))  # pyright: ignore[reportArgumentType]
         remaining = iter(outputs)
         return map_tensors(lambda _: next(remaining), kind.output)
 
@@ -282,7 +282,7 @@ class Pipeline:
 
     # --- kinds of calls ---
 
-    def _kind_of(self, args: Any, kwargs: Any, tensors: Sequence[Tensor], num_rows: int) -> KindOfCall:
+    def _kind_of(self, args: Any, kwargs: Any, tensors: Sequence[Tensor], num_rows: int) -> CallKind:
         key = (
             self.model.training,
             len(args),
@@ -296,7 +296,7 @@ class Pipeline:
         )
         kind = self._kinds.get(key)
         if kind is None:
-            kind = KindOfCall(torch.empty(0, device="cpu") if self.plan.is_whole else self._check_chain(args, kwargs))
+            kind = CallKind(torch.empty(0, device="cpu") if self.plan.is_whole else self._check_chain(args, kwargs))
             self._kinds[key] = kind
         if kind.is_in_micro_batches is None and min(self.micro_batches, num_rows) > 1:
             kind.is_in_micro_batches = self._is_equal_in_parts(args, kwargs, num_rows)
@@ -321,8 +321,8 @@ class Pipeline:
         Where random numbers are drawn in training, as for dropout, the outputs in evaluation are compared.
         """
         if self.model.training:
-            is_equal, draws = self._compare_parts(args, kwargs, num_rows)
-            if not draws:
+            is_equal, draws_random_numbers = self._compare_parts(args, kwargs, num_rows)
+            if not draws_random_numbers:
                 return is_equal
         with restoring(self.model):
             for part in self.model.modules():
@@ -347,12 +347,12 @@ class Pipeline:
                 len(tensors) == len(whole[0]) and all(value.dim() and len(value) == size for value in tensors)
                 for tensors, size in zip(parts, self._sizes(num_rows), strict=True)
             ) and all(map(is_close, whole[0], join(parts)))
-        draws = self.exchange.any(any(not torch.equal(now[name], states[name]) for name in states))
-        return self.exchange.agree(is_equal), draws
+        draws_random_numbers = self.exchange.any(any(not torch.equal(now[name], states[name]) for name in states))
+        return self.exchange.broadcast_value(is_equal), draws_random_numbers
 
     @contextmanager
-    def _shared_buffers(self, kind: KindOfCall, num_parts: int) -> Iterator[None]:
-        """Leave on every rank the buffers that its stage or another one has written to."""
+    def _shared_buffers(self, kind: CallKind, num_parts: int) -> Iterator[None]:
+        """Share buffers that stages have written to in the block, so that all ranks have them."""
         before = copy_buffers(self.model) if kind.writes_buffers is None else []
         yield
         if kind.writes_buffers is None:
@@ -363,9 +363,9 @@ class Pipeline:
             self.share_buffers()
 
     @contextmanager
-    def own_random_numbers(self, kind: KindOfCall) -> Iterator[None]:
-        """Draw the numbers of each stage with a seed of its own, so that those of the code around stay equal."""
-        if kind.draws is False:
+    def own_random_numbers(self, kind: CallKind) -> Iterator[None]:
+        """Draw random numbers in the block with a separate seed for each stage; outside generators stay equal."""
+        if kind.draws_random_numbers is False:
             yield
             return
         before = rng.capture(self.device, parts=("torch",))
@@ -376,11 +376,13 @@ class Pipeline:
         start = rng.capture(self.device, parts=("torch",))
         try:
             yield
-            if kind.draws is None:
+            if kind.draws_random_numbers is None:
                 now = rng.capture(self.device, parts=("torch",))
-                kind.draws = self.exchange.any(any(not torch.equal(now[name], start[name]) for name in start))
+                kind.draws_random_numbers = self.exchange.any(
+                    any(not torch.equal(now[name], start[name]) for name in start)
+                )
         finally:
-            rng.restore(before if kind.draws is False else after, self.device)
+            rng.restore(before if kind.draws_random_numbers is False else after, self.device)
 
     # --- forward ---
 
@@ -388,12 +390,12 @@ class Pipeline:
         number = min(self.micro_batches, num_rows)
         return [num_rows // number + (index < num_rows % number) for index in range(number)]
 
-    def _detach_inputs(self, args: Any, kwargs: Any, made: _Pass) -> tuple[Any, Any]:
+    def _detach_inputs(self, args: Any, kwargs: Any, forward_pass: _Pass) -> tuple[Any, Any]:
         def detach(tensor: Tensor) -> Tensor:
             if not tensor.requires_grad:
                 return tensor
-            made.inputs.append(tensor.detach().requires_grad_())
-            return made.inputs[-1]
+            forward_pass.inputs.append(tensor.detach().requires_grad_())
+            return forward_pass.inputs[-1]
 
         return map_tensors(detach, (list(args), dict(kwargs)))
 
@@ -401,7 +403,7 @@ class Pipeline:
         self,
         args: Any,
         kwargs: Any,
-        made: _Pass,
+        forward_pass: _Pass,
         num_rows: int,
         specs: PassSpecs | None,
         *,
@@ -416,22 +418,22 @@ class Pipeline:
         found, waits = PassSpecs(), []
         for stage in self.stages:
             start = 0
-            for index, size in enumerate(made.sizes):
+            for index, size in enumerate(forward_pass.sizes):
                 key = stage.number, index
                 own_args, own_kwargs = rows_of((args, kwargs), num_rows, start, size)
                 start += size
-                taken = StageInput(exchange, stage.previous_rank, None if specs is None else specs.received[key])
+                stage_input = StageInput(exchange, stage.previous_rank, None if specs is None else specs.received[key])
                 tensors: list[Tensor] = []
                 try:
-                    tensors = list(find_tensors(self.run_stage(stage, taken.receive, own_args, own_kwargs)))
+                    tensors = list(find_tensors(self.run_stage(stage, stage_input.receive, own_args, own_kwargs)))
                 except Exception:
                     if not catches_errors:
                         raise
-                    taken.drain()
+                    stage_input.receive_unread()
                     has_failed = True
-                made.received[key] = taken.tensor
-                made.sent[key] = tensors
-                found.received[key] = taken.spec
+                forward_pass.received[key] = stage_input.tensor
+                forward_pass.sent[key] = tensors
+                found.received[key] = stage_input.spec
                 if stage.next_rank is None:
                     continue
                 output = tensors[0] if tensors else None
@@ -447,7 +449,7 @@ class Pipeline:
             wait()
         if has_failed or not exchange.is_last:
             return None, found
-        return [made.sent[self.stages[-1].number, index] for index in range(len(made.sizes))], found
+        return [forward_pass.sent[self.stages[-1].number, index] for index in range(len(forward_pass.sizes))], found
 
     def _call_of(self, number: int, base: Any) -> Callable[..., Any]:
         def __call__(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -465,10 +467,10 @@ class Pipeline:
 
     @property
     def is_backward_outside_model(self) -> bool:
-        """Whether gradients are computed of code around the model's forward, which is the same on every rank."""
+        """Whether a backward pass runs through code around the model's forward, which is the same on every rank."""
         return self.accepts_backward and not self._computes_stages
 
-    def weigh_outside(self, gradient: Tensor) -> Tensor:
+    def divide_outside_gradient(self, gradient: Tensor) -> Tensor:
         """Divide a gradient by the number of ranks if it comes from code outside of the model.
 
         Every rank computes such code, and the ranks' gradients are summed later. Other gradients are unchanged.
@@ -496,29 +498,29 @@ class Pipeline:
         finally:
             self._computes_stages = False
 
-    def compute_gradients(self, made: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """Compute the gradients of this rank's stage, and return those of the model's arguments."""
+    def compute_gradients(self, forward_pass: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Compute the gradients of this rank's stage, and return the gradients of the model's arguments."""
         if not self.accepts_backward:
             raise MisuseError(
                 f"the gradients of {self._kind} are computed by stages, for all parameters at once: call "
                 "loss.backward() in a plain cell, or accelerator.backward(loss), or train with --pp 1"
             )
-        if made.is_done:
+        if forward_pass.is_done:
             raise MisuseError(
                 f"{self._kind} in stages has one backward pass for each call: add the losses, or call the model again"
             )
-        made.is_done = True
+        forward_pass.is_done = True
         exchange, waits = self.exchange, []
         self._keep_gathered(True)
         with self._computing_stages(), self.collect_scalar_gradients():
             for stage in reversed(self.stages):
                 start = 0
-                for index, size in enumerate(made.sizes):
-                    computed = made.sent.pop((stage.number, index))
-                    received = made.received.pop((stage.number, index))
+                for index, size in enumerate(forward_pass.sizes):
+                    computed = forward_pass.sent.pop((stage.number, index))
+                    received = forward_pass.received.pop((stage.number, index))
                     own: list[Tensor | None]
                     if stage.next_rank is None:
-                        is_whole = len(made.sizes) == 1
+                        is_whole = len(forward_pass.sizes) == 1
                         own = [
                             value if is_whole or value is None else value.narrow(0, start, size) for value in gradients
                         ]
@@ -530,7 +532,7 @@ class Pipeline:
                         for value, gradient in zip(computed, own, strict=True)
                         if gradient is not None and value.requires_grad
                     ]
-                    if stage is self.stages[0] and index == len(made.sizes) - 1:
+                    if stage is self.stages[0] and index == len(forward_pass.sizes) - 1:
                         self._keep_gathered(False)
                     if pairs:
                         torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
@@ -539,7 +541,7 @@ class Pipeline:
                         waits.append((exchange.send(sent, stage.previous_rank), sent))
             for wait, _ in waits:
                 wait()
-        found = [torch.zeros_like(value) if value.grad is None else value.grad for value in made.inputs]
+        found = [torch.zeros_like(value) if value.grad is None else value.grad for value in forward_pass.inputs]
         return [exchange.comm.all_reduce(value.contiguous()) for value in found]
 
 
@@ -547,24 +549,30 @@ class _StageOutputs(Function):
     """Returns the outputs of the last stage; its backward pass computes the gradients of this rank's stages."""
 
     @staticmethod
-    def forward(ctx: Any, pipeline: Pipeline, made: _Pass, anchor: Tensor, *sources: Tensor) -> Any:
-        ctx.call = pipeline, made
+    def forward(
+        ctx: Any, pipeline: Pipeline, forward_pass: _Pass, requires_grad_input: Tensor, *sources: Tensor
+    ) -> Any:
+        ctx.call = pipeline, forward_pass
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
-            *(value for value, needs in zip(made.outputs, made.needs_gradient, strict=True) if not needs)
+            *(
+                value
+                for value, needs in zip(forward_pass.outputs, forward_pass.needs_gradient, strict=True)
+                if not needs
+            )
         )
-        outputs, made.outputs = tuple(made.outputs), []
+        outputs, forward_pass.outputs = tuple(forward_pass.outputs), []
         return outputs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        pipeline, made = ctx.call
-        return None, None, None, *pipeline.compute_gradients(made, gradients)
+        pipeline, forward_pass = ctx.call
+        return None, None, None, *pipeline.compute_gradients(forward_pass, gradients)
 
 
 def rows_of(value: Any, num_rows: int, start: int, length: int) -> Any:
-    """Return a nested value with these rows of each tensor that has all rows of a batch."""
+    """Return a nested value with rows from ``start`` on of each tensor that has all rows of a batch."""
 
     def select(tensor: Tensor) -> Tensor:
         is_whole = length == num_rows or not tensor.dim() or len(tensor) != num_rows
@@ -574,7 +582,7 @@ def rows_of(value: Any, num_rows: int, start: int, length: int) -> Any:
 
 
 def join(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the tensors of a batch from those of its micro-batches."""
+    """Return the tensors of a batch, joined from the tensors of its micro-batches."""
     if len(parts) == 1:
         return list(parts[0])
     return [torch.cat(column) for column in zip(*parts, strict=True)]

@@ -1,9 +1,9 @@
 """Training steps of a model in stages by the schedules of `torch.distributed.pipelining`.
 
-A schedule computes forward and backward passes of micro-batches in an order of its own: 1F1B keeps the activations of
-fewer micro-batches than GPipe, interleaved and zero-bubble schedules wait less. It needs the loss function, since it
-computes the backward pass of one micro-batch before the forward passes of others. Sources:
-https://arxiv.org/abs/2104.04473 (1F1B, interleaved), https://arxiv.org/abs/2401.10241 (zero bubble).
+A schedule determines the order of the forward and backward passes of micro-batches: 1F1B keeps the activations of fewer
+micro-batches than GPipe, interleaved and zero-bubble schedules wait less. It needs the loss function, since it computes
+the backward pass of one micro-batch before the forward passes of others. Sources: https://arxiv.org/abs/2104.04473
+(1F1B, interleaved), https://arxiv.org/abs/2401.10241 (zero bubble).
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class TrainingSchedule:
         The loss is the mean over micro-batches, or the sum if ``is_sum``. Returns None, and has computed nothing, for a
         batch that cannot be divided into equal micro-batches on every rank: ranks of one replica that use the schedule
         and of another that do not would call different collectives. ``holds_on_all_ranks`` returns whether a condition
-        is true on every rank. Raises `MisuseError` on every rank of a replica if the loss is not that of its whole
-        batch: checked by weights in each step, and by value in steps 1, 2, 4, 8 and so on.
+        is true on every rank. Raises `MisuseError` on every rank of a replica if the micro-batches do not give the loss
+        of the whole batch: checked by weights in each step, and by value in steps 1, 2, 4, 8 and so on.
         """
         found: ScheduledLoss | None = None
 
@@ -160,7 +160,7 @@ class TrainingSchedule:
             return (loss * step.scale).reshape(1).to(_LOSS_DTYPE)
 
     def own_parameters(self, stage: Stage) -> Iterator[nn.Parameter]:
-        """Yield the parameters that a stage uses: those of its blocks, and all outside of blocks."""
+        """Yield the parameters that a stage uses: of its blocks, and all parameters outside of blocks."""
         others = tuple(
             f"{name}." for number, name in enumerate(self._pipeline.plan.blocks) if number not in stage.blocks
         )
@@ -196,7 +196,7 @@ class TrainingSchedule:
             self._step = None
 
     def _loss(self, step: _Step, number: int, is_sum: bool) -> ScheduledLoss:
-        """Return the loss of the batch; raise `MisuseError` on every rank if those of micro-batches do not give it."""
+        """Return the loss of the batch; raise `MisuseError` on every rank if micro-batches do not determine it."""
         exchange = self._pipeline.exchange
         summary = torch.zeros(3, dtype=torch.float64, device=self._pipeline.device)
         if exchange.is_last:
@@ -280,7 +280,7 @@ class _ContiguousGradient(Function):
 
 
 def _check_target(target: Any, num_rows: int) -> None:
-    """Raise `MisuseError` if a tensor of the target has not as many rows as the batch."""
+    """Raise `MisuseError` if a tensor of the target has another number of rows than the batch."""
     wrong = next((value for value in find_tensors([target]) if value.dim() and len(value) != num_rows), None)
     if wrong is not None:
         raise MisuseError(
@@ -305,5 +305,5 @@ class _StageModule(nn.Module):
         return self._schedule.compute_stage(self.stage, int(index), received)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield the trained parameters of this stage, whose gradients schedules compute apart from those of inputs."""
+        """Yield the trained parameters of this stage, whose gradients a schedule may compute after the inputs'."""
         return self._schedule.own_parameters(self.stage)

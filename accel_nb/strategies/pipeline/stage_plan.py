@@ -25,7 +25,7 @@ class StagePlan:
     """The names of a model's blocks in the order of computation, and the number of the first one of each stage.
 
     Rank ``s % num_ranks`` computes stage ``s``, so that a rank may have several stages (interleaved ones).
-    ``is_whole`` if the blocks are all of the model: it is an `nn.Sequential`, in which nothing else computes.
+    ``is_whole``: the model is an `nn.Sequential` that consists of the blocks only.
     """
 
     blocks: tuple[str, ...]
@@ -56,7 +56,7 @@ def plan_stages(
     stages_per_rank: int = 1,
     is_in_micro_batches: bool = True,
 ) -> StagePlan | Refusal:
-    """Return which blocks each of ``num_ranks`` ranks computes, or why a model cannot be divided; changes nothing.
+    """Return the plan of the blocks that each of ``num_ranks`` ranks computes, or the reason why there is none.
 
     ``is_in_micro_batches``: batches pass through the stages in several micro-batches.
     """
@@ -80,7 +80,7 @@ def plan_stages(
             f"{kind} has batch normalization, whose statistics would be those of micro-batches or of several stages",
             "set mesh.micro_batches and mesh.stages_per_rank to 1, or use layers that normalize each sample",
         )
-    if CallHooks(inside(model), counts_library=True).exist():
+    if CallHooks(inside(model), includes_library_hooks=True).exist():
         reason, _, remedy = HOOKED.partition(": ")
         return Refusal(reason.format(kind=kind), remedy)
     owner = submodule_at(model, name)
@@ -104,7 +104,7 @@ def plan_stages(
 
 
 def balance(sizes: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """Return where to begin each stage, so that the largest sum of a stage's sizes is as small as possible."""
+    """Return the first index of each stage, so that the largest sum of a stage's sizes is as small as possible."""
     low, high = max(sizes), sum(sizes)
     while low < high:
         limit = (low + high) // 2

@@ -39,7 +39,7 @@ class StageRun:
         self._stage, self._receive = stage, receive
 
     def call(self, number: int, compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Compute a block of this stage and return its output; of a block of an earlier stage return the input.
+        """Compute a block of this stage and return its output; for a block of an earlier stage return the input.
 
         Raise `StageEndedError` after the last block of the stage, unless it is the model's last stage.
         """
@@ -69,12 +69,12 @@ class StageInput:
 
     def receive(self) -> Tensor:
         """Return the tensor of the previous stage; raise RuntimeError if that stage has failed."""
-        self.drain()
+        self.receive_unread()
         if self.tensor is None:
             raise RuntimeError("the previous stage has failed")
         return self.tensor
 
-    def drain(self) -> None:
+    def receive_unread(self) -> None:
         """Receive the tensor of the previous stage, unless it was received already."""
         if self._is_received or self._source is None:
             return

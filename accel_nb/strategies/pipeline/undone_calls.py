@@ -1,4 +1,4 @@
-"""Calls of a model that are made for a check, and leave its attributes and buffers as they were."""
+"""Restoration of a model's attributes and buffers after calls that are made for a check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def restoring(model: nn.Module) -> Iterator[None]:
-    """Restore in the end the attributes and buffers of a model's modules that calls in the block have changed."""
+    """Restore attributes and buffers of a model's modules that calls in the block have changed, when it ends."""
     modules = list(model.modules())
     held = [(names, dict(names)) for part in modules for names in (vars(part), part._buffers)]
     buffers = list(zip(model.buffers(), copy_buffers(model), strict=True))

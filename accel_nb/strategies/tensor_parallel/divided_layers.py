@@ -1,7 +1,7 @@
-"""Linear layers of which each rank holds and computes a part.
+"""Tensor parallelism: linear layers of which each rank holds a shard and computes a part.
 
-Activations outside of divided layers are plain tensors, equal on the ranks of one layer; user code gets no others.
-A layer that is divided by its outputs (*by columns* of the transposed weight) is followed by one that is divided by its
+Activations outside of divided layers are plain tensors, equal on the ranks of one layer; user code gets no others. A
+layer that is divided by its outputs (*by columns* of the transposed weight) is followed by one that is divided by its
 inputs (*by rows*), so that two layers need one sum in the forward and one in the backward pass.
 """
 
@@ -34,8 +34,8 @@ class LayersToDivide:
     """Layers that are divided together, by their names inside of the module ``owner``, itself a name in the model.
 
     ``whole`` are modules that compute with parts of activations and whole parameters, whose gradients are summed.
-    ``attributes`` are numbers of the owner, such as the number of heads, that are divided while it computes. If
-    ``draws``, random numbers such as those of dropout are drawn for parts of activations.
+    ``attributes`` are numbers of the owner, such as the number of heads, that are divided while it computes. With
+    ``draws`` random numbers, such as for dropout, are drawn for parts of activations.
     """
 
     owner: str
@@ -57,7 +57,7 @@ def join(owner: str, name: str) -> str:
 
 
 def divided_parameters(model: nn.Module, groups: Sequence[LayersToDivide]) -> dict[int, int]:
-    """Return by id of a parameter the dim that is divided."""
+    """Return the divided dim of each parameter, by the parameter's id."""
     named = dict(model.named_parameters(remove_duplicate=False))
     places = ((join(group.owner, name), dim) for group in groups for name, dim in group.part_names())
     return {id(named[name]): dim for name, dim in places if name in named}
@@ -99,7 +99,7 @@ def _column_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) 
         if not exchange.is_in_group:
             raise MisuseError(_PART_ALONE)
         layer = module()
-        return F.linear(exchange.enter(input), shard_with_gradient(layer.weight), shard_with_gradient(layer.bias))
+        return F.linear(exchange.replicate(input), shard_with_gradient(layer.weight), shard_with_gradient(layer.bias))
 
     return forward
 
@@ -107,23 +107,23 @@ def _column_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) 
 def _row_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) -> Callable[[Tensor], Tensor]:
     def forward(input: Tensor) -> Tensor:
         layer = module()
-        result = exchange.leave(F.linear(input, shard_with_gradient(layer.weight)))
+        result = exchange.sum_parts(F.linear(input, shard_with_gradient(layer.weight)))
         return result if layer.bias is None else result + layer.bias.to(result.dtype)  # which autocast may have chosen
 
     return forward
 
 
 def _whole_forward(module: Callable[[], Any], forward: Any, exchange: LayerExchange) -> Callable[..., Any]:
-    def enter_parameters(*args: Any, **kwargs: Any) -> Any:
+    def with_replicated_parameters(*args: Any, **kwargs: Any) -> Any:
         own = module()._parameters
         before = dict(own)
         try:
-            own.update({name: value if value is None else exchange.enter(value) for name, value in before.items()})
+            own.update({name: value if value is None else exchange.replicate(value) for name, value in before.items()})
             return forward(module(), *args, **kwargs)
         finally:
             own.update(before)
 
-    return enter_parameters
+    return with_replicated_parameters
 
 
 def _owner_forward(

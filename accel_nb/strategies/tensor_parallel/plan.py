@@ -25,8 +25,8 @@ from accel_nb.strategies.tensor_parallel.trial import try_layers
 from accel_nb.strategies.trials import TrialFailed
 
 _COLUMNS, _ROWS, _WHOLE = {"colwise"}, {"rowwise"}, {"replicated_with_grad_allreduce"}
-# Styles of layers that are not divided, although the plan divides them: each rank computes the whole layer.
-_LEFT_WHOLE = {
+# Styles of the plan whose layers are not divided here: each rank computes the whole layer.
+_UNDIVIDED_STYLES = {
     "replicate", "replicated", "sequence_parallel", "embedding_rowwise", "colwise_rep", "colwise_gather_output",
     "gather",
 }  # fmt: skip
@@ -46,10 +46,10 @@ _WIDTHS = re.compile(r"embd|embed|dim|hidden|width|d_model|channels")
 
 @dataclass
 class DivisionPlan:
-    """The layers of a model that are divided, and by the class name of a module why its layers are not."""
+    """The divided layers of a model, and for other modules, by class name, the reason why they are not divided."""
 
     groups: list[LayersToDivide] = field(default_factory=list)
-    left_whole: dict[str, str] = field(default_factory=dict)
+    not_divided: dict[str, str] = field(default_factory=dict)
     num_layers: int = 0
 
     @property
@@ -58,31 +58,33 @@ class DivisionPlan:
         return sum(len(group.columns) + len(group.rows) for group in self.groups)
 
     def describe(self) -> str:
-        """Return how many layers are divided, as text."""
+        """Describe the number of divided layers."""
         return f"{self.num_divided} of {self.num_layers} linear layers"
 
 
 def plan_division(model: nn.Module, size: int) -> DivisionPlan | Refusal:
-    """Return the layers of a model to divide among ``size`` ranks, or why it cannot be divided; changes nothing.
+    """Return the layers of a model to divide among ``size`` ranks, or the reason why it cannot be divided.
 
     A model without layers to divide gets an empty plan.
     """
     plan = DivisionPlan(num_layers=sum(isinstance(part, nn.Linear) for part in model.modules()))
     own = getattr(model, "tp_plan", None)
-    refused = _follow(model, own, size, plan) if isinstance(own, Mapping) and own else _search(model, size, plan)
+    refused = (
+        _add_model_plan(model, own, size, plan) if isinstance(own, Mapping) and own else _search(model, size, plan)
+    )
     return plan if refused is None else refused
 
 
 # --- a model's own plan ---
 
 
-def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionPlan) -> Refusal | None:
-    """Add the groups of a model's own plan, which names layers with ``*`` in place of numbers."""
+def _add_model_plan(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionPlan) -> Refusal | None:
+    """Add the layers in a model's ``tp_plan``, which names them with ``*`` in place of numbers."""
     kind = innermost_class(model).__name__
     styles: dict[str, str] = {}
     for name, module in model.named_modules():
         style = own.get(_NUMBER.sub("*", name))
-        if style is None or style in _LEFT_WHOLE:
+        if style is None or style in _UNDIVIDED_STYLES:
             continue
         if style not in _COLUMNS | _ROWS | _WHOLE or (style not in _WHOLE and not _is_linear(module)):
             return Refusal(
@@ -102,7 +104,7 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
         )
         module = submodule_at(model, owner)
         if CallHooks(inside(module)).exist():
-            plan.left_whole[innermost_class(module).__name__] = _HOOKED
+            plan.not_divided[innermost_class(module).__name__] = _HOOKED
             continue
         layers = [submodule_at(module, leaf) for leaf in (*columns, *rows)]
         if any(id(value) in tied for layer in layers for value in layer.parameters()):
@@ -129,7 +131,7 @@ def _has_dropout(owner: nn.Module) -> bool:
 def _check_numbers(
     model: nn.Module, owner: str, columns: Sequence[str], rows: Sequence[str], size: int
 ) -> Refusal | None:
-    """Return why layers cannot be divided into equal parts of whole heads; None if they can."""
+    """Return the reason if layers cannot be divided into equal parts of whole heads; None if they can."""
     module = submodule_at(model, owner)
     head = vars(module).get("head_dim")
     for leaf in (*columns, *rows):
@@ -158,7 +160,7 @@ def _list_degrees(number: int) -> str:
 def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
     """Add the groups of linear layers that can be divided; each kind of module is tried once."""
     tied, taken = _tied(model), set[int]()
-    verdicts: dict[Any, LayersToDivide | str] = {}
+    results_by_kind: dict[Any, LayersToDivide | str] = {}
     for name, owner in model.named_modules():
         layers: dict[str, Any] = {
             leaf: child
@@ -167,8 +169,8 @@ def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
         }
         if len(layers) < 2 or isinstance(owner, nn.ModuleList | nn.ModuleDict) or id(owner) in taken:
             continue
-        if CallHooks(owner.modules(), counts_library=True).exist():
-            plan.left_whole[innermost_class(owner).__name__] = _HOOKED
+        if CallHooks(owner.modules(), includes_library_hooks=True).exist():
+            plan.not_divided[innermost_class(owner).__name__] = _HOOKED
             continue
         taken.add(id(owner))
         candidates = list(_candidates(layers))
@@ -181,13 +183,13 @@ def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
         if refused is not None:
             return refused
         key = kind_of(owner)
-        if key not in verdicts:
-            verdicts[key] = _try_candidates(owner, candidates, heads, size)
-        verdict = verdicts[key]
-        if isinstance(verdict, str):
-            plan.left_whole[kind] = verdict
+        if key not in results_by_kind:
+            results_by_kind[key] = _try_candidates(owner, candidates, heads, size)
+        result = results_by_kind[key]
+        if isinstance(result, str):
+            plan.not_divided[kind] = result
         else:
-            plan.groups.append(replace(verdict, owner=name))
+            plan.groups.append(replace(result, owner=name))
     return None
 
 
@@ -223,7 +225,7 @@ def _candidates(layers: Mapping[str, Any]) -> Iterator[LayersToDivide]:
 def _try_candidates(
     owner: nn.Module, candidates: Sequence[LayersToDivide], heads: Mapping[str, int], size: int
 ) -> LayersToDivide | str:
-    """Return the first division whose parts compute the same as the whole module, or why there is none."""
+    """Return the first division whose parts compute the same as the whole module, or the reason if there is none."""
     reason = ""
     for group in candidates:
         layers: list[Any] = [submodule_at(owner, name) for name in (*group.columns, *group.rows)]

@@ -37,16 +37,16 @@ class _Outcome:
 def try_layers(owner: nn.Module, layers: LayersToDivide, width: int, size: int) -> bool:
     """Run the module ``owner`` whole and in ``size`` parts on random numbers; raises `TrialFailed` if results differ.
 
-    ``layers`` are those of its layers that are divided together, and ``width`` is the number of features of its input.
+    ``layers`` are the layers in it that are divided together, and ``width`` is the number of features of its input.
 
-    Outputs, the gradient of the input and those of all parameters are compared; a part has shards of the gradients of
-    divided parameters. Return whether in training a part draws other random numbers than the whole, as for dropout.
-    What the module computes in training is compared if it draws none.
+    Outputs, and the gradients of the input and of all parameters, are compared; a part has shards of the gradients of
+    divided parameters. Return whether in training a part draws other random numbers than the whole, as for dropout. If
+    it draws none, the results in training mode are compared too.
     """
     if not _takes_one_argument(owner):
         raise TrialFailed("its forward needs more than one argument, so it cannot be tried")
     layers = replace(layers, owner="")
-    with rng.fork_rng(), redirect_stdout(io.StringIO()):  # what the module's code prints
+    with rng.fork_rng(), redirect_stdout(io.StringIO()):  # the module's code may print
         rng.set_seed(0)
         data = torch.randn(_BATCH, _LENGTH, width, dtype=torch.float64, device="cpu")
         coefficients = torch.randn(4096, dtype=torch.float64, device="cpu")

@@ -11,20 +11,20 @@ from typing import Protocol
 from accel_nb.config.sections import MetricsOptions
 from accel_nb.errors import ConfigError
 from accel_nb.telemetry.events import Event, MetricLogged
-from accel_nb.telemetry.metrics.samples import MAX_NAMES, Sample, samples_of
+from accel_nb.telemetry.metrics.metric_values import MAX_NAMES, MetricValue, metric_values
 
 logger = logging.getLogger(__name__)
 
 
 class Exporter(Protocol):
-    """Sends samples to a monitoring system."""
+    """Sends values to a monitoring system."""
 
-    def export(self, samples: Iterable[Sample]) -> None:
-        """Send samples, or keep them until the next `flush`; must not block."""
+    def export(self, values: Iterable[MetricValue]) -> None:
+        """Send values, or keep them until the next `flush`; must not block."""
         ...
 
     def flush(self) -> None:
-        """Send the samples that were kept; called when a run has ended."""
+        """Send the values that were kept; called when a run has ended."""
         ...
 
     def describe(self) -> str:
@@ -32,7 +32,7 @@ class Exporter(Protocol):
         ...
 
     def close(self) -> None:
-        """Send the samples that were kept, and close connections and files."""
+        """Send the values that were kept, and close connections and files."""
         ...
 
 
@@ -62,15 +62,15 @@ class Exporters:
         return [exporter.describe() for exporter in self._open]
 
     def export(self, events: Iterable[Event]) -> None:
-        """Export the samples of events; never raises."""
+        """Export the values of events; never raises."""
         if not self._open:
             return
-        samples = [sample for event in events if self._is_exported(event) for sample in samples_of(event)]
+        values = [value for event in events if self._is_exported(event) for value in metric_values(event)]
         for exporter in list(self._open):
-            self._guarded(exporter, lambda exporter=exporter: exporter.export(samples))
+            self._guarded(exporter, lambda exporter=exporter: exporter.export(values))
 
     def flush(self) -> None:
-        """Send the exported samples that are buffered; call when a run has ended."""
+        """Send the exported values that are buffered; call when a run has ended."""
         for exporter in list(self._open):
             self._guarded(exporter, exporter.flush)
 

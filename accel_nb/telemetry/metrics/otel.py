@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from accel_nb.runtime.process.environment import get_variable
-from accel_nb.telemetry.metrics.samples import METRICS, Sample
+from accel_nb.telemetry.metrics.metric_values import METRICS, MetricValue
 
 EXPORT_EVERY_MS = 5000
 CLOSE_TIMEOUT_MS = 3000
@@ -39,18 +39,18 @@ class OpenTelemetry:
             for name, metric in METRICS.items()
         }
 
-    def export(self, samples: Iterable[Sample]) -> None:
-        """Update the metrics by samples."""
-        for sample in samples:
-            metric, instrument = METRICS[sample.name], self._instruments[sample.name]
-            attributes = dict(zip(metric.labels, sample.labels, strict=True))
+    def export(self, values: Iterable[MetricValue]) -> None:
+        """Update the metrics by new values."""
+        for entry in values:
+            metric, instrument = METRICS[entry.name], self._instruments[entry.name]
+            attributes = dict(zip(metric.labels, entry.labels, strict=True))
             match metric.kind:
                 case "counter":
-                    instrument.add(sample.value, attributes)
+                    instrument.add(entry.value, attributes)
                 case "gauge":
-                    instrument.set(sample.value, attributes)
+                    instrument.set(entry.value, attributes)
                 case "histogram":
-                    instrument.record(sample.value, attributes)
+                    instrument.record(entry.value, attributes)
 
     def flush(self) -> None:
         """Do nothing: the SDK's thread sends every few seconds, so that a slow collector does not block."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from accel_nb.telemetry.metrics.samples import METRICS, Sample
+from accel_nb.telemetry.metrics.metric_values import METRICS, MetricValue
 
 WRITE_EVERY_S = 5.0
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -30,18 +30,18 @@ class PrometheusMetrics:
                 metric_class = Counter if metric.kind == "counter" else Gauge
                 self._metrics[name] = metric_class(name, metric.help, metric.labels, registry=self.registry)
 
-    def export(self, samples: Iterable[Sample]) -> None:
-        """Update the metrics by samples."""
-        for sample in samples:
-            metric = self._metrics[sample.name]
-            child = metric.labels(*sample.labels) if sample.labels else metric
-            match METRICS[sample.name].kind:
+    def export(self, values: Iterable[MetricValue]) -> None:
+        """Update the metrics by new values."""
+        for entry in values:
+            metric = self._metrics[entry.name]
+            child = metric.labels(*entry.labels) if entry.labels else metric
+            match METRICS[entry.name].kind:
                 case "counter":
-                    child.inc(sample.value)
+                    child.inc(entry.value)
                 case "gauge":
-                    child.set(sample.value)
+                    child.set(entry.value)
                 case "histogram":
-                    child.observe(sample.value)
+                    child.observe(entry.value)
 
     def flush(self) -> None:
         """Do nothing: Prometheus reads the metrics from memory."""
@@ -71,7 +71,7 @@ class Endpoint(PrometheusMetrics):
 
 
 class Textfile(PrometheusMetrics):
-    """Writes a ``.prom`` file atomically, every few seconds while samples arrive, and at the end of a run."""
+    """Writes a ``.prom`` file atomically, every few seconds while values arrive, and at the end of a run."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ class Textfile(PrometheusMetrics):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._write_at = 0.0
 
-    def export(self, samples: Iterable[Sample]) -> None:
+    def export(self, values: Iterable[MetricValue]) -> None:
         """Update the metrics, and write the file if the last write was more than `WRITE_EVERY_S` ago."""
-        super().export(samples)
+        super().export(values)
         if time.monotonic() >= self._write_at:
             self.flush()
 

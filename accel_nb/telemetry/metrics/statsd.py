@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-from accel_nb.telemetry.metrics.samples import METRICS, Sample
+from accel_nb.telemetry.metrics.metric_values import METRICS, MetricValue
 
 MAX_DATAGRAM = 1432
 """Maximum number of bytes in a packet, so that it fits into one Ethernet frame."""
@@ -13,14 +13,14 @@ _RESERVED = str.maketrans(dict.fromkeys(":|@#,\n\r", "_"))
 _TYPES = {"counter": "c", "gauge": "g"}
 
 
-def line(sample: Sample, tagged: bool) -> str:
-    """Return the line of a sample; if it is not ``tagged``, the labels are parts of the name."""
-    metric = METRICS[sample.name]
-    name, value = "accel_nb." + sample.name.removeprefix("accel_nb_"), sample.value
+def line(entry: MetricValue, tagged: bool) -> str:
+    """Return the line of a metric value; if it is not ``tagged``, the labels are parts of the name."""
+    metric = METRICS[entry.name]
+    name, value = "accel_nb." + entry.name.removeprefix("accel_nb_"), entry.value
     kind = _TYPES.get(metric.kind, "ms")
     if kind == "ms":
         name, value = name.removesuffix("_seconds"), value * 1000
-    labels = dict(zip(metric.labels, (label.translate(_RESERVED) for label in sample.labels), strict=True))
+    labels = dict(zip(metric.labels, (label.translate(_RESERVED) for label in entry.labels), strict=True))
     if tagged:
         tags = ",".join(f"{key}:{label}" for key, label in labels.items())
         return f"{name}:{value:.10g}|{kind}" + (f"|#{tags}" if tags else "")
@@ -44,7 +44,7 @@ def datagrams(lines: Iterable[str]) -> list[bytes]:
 
 
 class Statsd:
-    """Sends samples to ``HOST:PORT``; packets that cannot be sent are dropped, as usual with UDP."""
+    """Sends values to ``HOST:PORT``; packets that cannot be sent are dropped, as usual with UDP."""
 
     def __init__(self, address: str, *, tagged: bool) -> None:
         """Resolve the host once; raises OSError for an unknown host."""
@@ -54,27 +54,27 @@ class Statsd:
         self._socket = socket.socket(family, kind, protocol)
         self._socket.setblocking(False)
 
-    def export(self, samples: Iterable[Sample]) -> None:
-        """Send samples: only the newest of each gauge, the sum of each counter, and all of a histogram."""
-        merged: dict[tuple[str, ...], Sample] = {}
-        histograms: list[Sample] = []
-        for sample in samples:
-            kind, key = METRICS[sample.name].kind, (sample.name, *sample.labels)
+    def export(self, values: Iterable[MetricValue]) -> None:
+        """Send values: only the newest of each gauge, the sum of each counter, and all of a histogram."""
+        merged: dict[tuple[str, ...], MetricValue] = {}
+        histograms: list[MetricValue] = []
+        for entry in values:
+            kind, key = METRICS[entry.name].kind, (entry.name, *entry.labels)
             if kind == "histogram":
-                histograms.append(sample)
+                histograms.append(entry)
             elif kind == "counter" and key in merged:
-                merged[key] = Sample(sample.name, sample.labels, merged[key].value + sample.value)
+                merged[key] = MetricValue(entry.name, entry.labels, merged[key].value + entry.value)
             else:
-                merged[key] = sample
-        finite = (sample for sample in [*merged.values(), *histograms] if abs(sample.value) < float("inf"))
-        for packet in datagrams(line(sample, self._tagged) for sample in finite):
+                merged[key] = entry
+        finite = (entry for entry in [*merged.values(), *histograms] if abs(entry.value) < float("inf"))
+        for packet in datagrams(line(entry, self._tagged) for entry in finite):
             try:
                 self._socket.sendto(packet, self._address)
             except (BlockingIOError, ConnectionRefusedError):
                 continue
 
     def flush(self) -> None:
-        """Do nothing: `export` sends samples at once."""
+        """Do nothing: `export` sends values at once."""
 
     def describe(self) -> str:
         """Return the destination of the metrics."""

@@ -9,7 +9,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.secrets import redacted
 
 
-class NotKept(MisuseError):
+class UnsupportedByTracker(MisuseError):
     """Raised by a tracker whose backend does not support a kind of value; other values are logged."""
 
 
@@ -18,8 +18,8 @@ class GeneralTracker:
 
     Subclass it for another tracker: set ``name`` and ``requires_logging_directory``, and override the methods that the
     backend supports. Except for `resume`, which is called before, all methods are called in one thread of rank 0,
-    `start` first and `finish` last. `NotKept` is reported, and other values are still logged; any other error is
-    reported once, and the training continues without the tracker.
+    `start` first and `finish` last. `UnsupportedByTracker` is reported, and other values are still logged; any other
+    error is reported once, and the training continues without the tracker.
     """
 
     name: str = ""
@@ -59,17 +59,17 @@ class GeneralTracker:
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log pictures by name, of the types that `accel_nb.telemetry.trackers.pictures` converts."""
-        raise NotKept(f"tracker {self.name} does not support images")
+        raise UnsupportedByTracker(f"tracker {self.name} does not support images")
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
         """Log a table of numbers and strings, row by row."""
-        raise NotKept(f"tracker {self.name} does not support tables")
+        raise UnsupportedByTracker(f"tracker {self.name} does not support tables")
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
         """Store a file or a folder with the run."""
-        raise NotKept(f"tracker {self.name} does not support artifacts")
+        raise UnsupportedByTracker(f"tracker {self.name} does not support artifacts")
 
     def flush(self) -> None:
         """Write buffered values; called when the queue is empty."""

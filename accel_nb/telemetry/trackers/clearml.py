@@ -1,4 +1,4 @@
-"""ClearML."""
+"""The tracker for ClearML."""
 
 from __future__ import annotations
 

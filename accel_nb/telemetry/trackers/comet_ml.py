@@ -1,4 +1,4 @@
-"""Comet."""
+"""The tracker for Comet."""
 
 from __future__ import annotations
 

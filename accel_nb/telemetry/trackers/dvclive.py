@@ -1,4 +1,4 @@
-"""DVCLive."""
+"""The tracker for DVCLive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, flatten_names, json_value
+from accel_nb.telemetry.trackers.base import GeneralTracker, UnsupportedByTracker, flatten_names, json_value
 from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_channel
 
 
@@ -88,13 +88,13 @@ class DvcliveTracker(GeneralTracker):
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
-        """Raise `NotKept`: DVCLive has no tables."""
-        raise NotKept(f"tracker {self.name} does not support tables")
+        """Raise `UnsupportedByTracker`: DVCLive has no tables."""
+        raise UnsupportedByTracker(f"tracker {self.name} does not support tables")
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
         """Track a file or folder with DVC; the current folder must be in a DVC repository."""
         if import_module("dvclive.dvc").get_dvc_repo() is None:
-            raise NotKept(f"tracker {self.name} does not support artifacts outside of a DVC repository")
+            raise UnsupportedByTracker(f"tracker {self.name} does not support artifacts outside of a DVC repository")
         self._live.log_artifact(local_path, name=name)
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""SwanLab."""
+"""The tracker for SwanLab."""
 
 from __future__ import annotations
 

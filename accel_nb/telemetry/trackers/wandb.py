@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""The tracker for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, flatten_names
+from accel_nb.telemetry.trackers.base import GeneralTracker, UnsupportedByTracker, flatten_names
 from accel_nb.telemetry.trackers.pictures import pictures
 
 
@@ -84,6 +84,6 @@ class WandbTracker(GeneralTracker):
         self._run.finish()
 
     def _check_step(self, step: int | None) -> None:
-        """Raise `NotKept` for a step before the latest, whose values the backend drops with a warning in its log."""
+        """Raise `UnsupportedByTracker` for a step before the latest: the backend would drop its values."""
         if step is not None and step < self._run.step:
-            raise NotKept(f"tracker {self.name} does not support values of steps before the latest")
+            raise UnsupportedByTracker(f"tracker {self.name} does not support values of steps before the latest")

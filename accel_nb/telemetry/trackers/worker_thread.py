@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, plain_number, without_secrets
+from accel_nb.telemetry.trackers.base import GeneralTracker, UnsupportedByTracker, plain_number, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class TrackerThread:
         for tracker in list(self._alive):
             try:
                 call(tracker)
-            except NotKept as problem:
+            except UnsupportedByTracker as problem:
                 if str(problem) not in self._unsupported:
                     self._unsupported.add(str(problem))
                     logger.warning("%s; they are not logged there", problem)
@@ -137,7 +137,7 @@ def _call(
 ) -> None:
     function = getattr(tracker, method, None)
     if function is None:
-        raise NotKept(f"tracker {tracker.name} has no {method}")
+        raise UnsupportedByTracker(f"tracker {tracker.name} has no {method}")
     function(*arguments, **options, **by_name.get(tracker.name, {}))
 
 

@@ -102,9 +102,9 @@ export interface IMark {
   readonly text: string;
 }
 
-/** Segments and blocks of the allocator of one rank's device, and the objects that use most memory, at one moment. Sizes are in bytes. ``blocks`` has four numbers for each block: segment, offset, size, state (`telemetry.allocator_blocks`). ``held`` are the sizes of the objects that ``holders`` describes. */
-export interface IMemoryMapped {
-  readonly kind: 'memory map';
+/** Segments and blocks of the allocator of one rank's device, and the objects that use most memory, at one moment. Sizes are in bytes. ``blocks`` has four numbers for each block: segment, offset, size, state (`telemetry.allocator_blocks`). ``holder_bytes`` are the sizes of the objects that ``holders`` describes. */
+export interface IMemorySnapshot {
+  readonly kind: 'memory snapshot';
   readonly rank: number;
   readonly step: number;
   readonly time: number;
@@ -115,7 +115,7 @@ export interface IMemoryMapped {
   readonly segments: readonly number[];
   readonly blocks: readonly number[];
   readonly holders: readonly string[];
-  readonly held: readonly number[];
+  readonly holder_bytes: readonly number[];
 }
 
 // Panel to kernel.
@@ -131,26 +131,26 @@ export interface ISaveNow {
 }
 
 /** Multiply the current and the scheduled learning rates by ``factor``. */
-export interface IScaleRate {
+export interface IScaleLearningRate {
   readonly kind: 'scale_rate';
   readonly factor: number;
 }
 
-/** Set the learning rate to ``value``; parameter groups and schedules keep their proportions, as in `ScaleRate`. */
-export interface ISetRate {
+/** Set the learning rate to ``value``; as in `ScaleLearningRate`, groups and schedules keep their proportions. */
+export interface ISetLearningRate {
   readonly kind: 'set_rate';
   readonly value: number;
 }
 
 /** Report every ``steps`` steps until the cell ends: the mean over them, and the values logged in the last one. */
-export interface ISetInterval {
+export interface ISetReportInterval {
   readonly kind: 'interval';
   readonly steps: number;
 }
 
 /** Report after the step the allocator's blocks on every rank's device, and the variables that use them. */
-export interface IMapMemory {
-  readonly kind: 'map_memory';
+export interface ITakeMemorySnapshot {
+  readonly kind: 'memory_snapshot';
 }
 
 /** Report the values of variables on rank 0 after the step. */
@@ -234,10 +234,10 @@ export type JsonNumber =
 export type Action =
   | IStopAfterStep
   | ISaveNow
-  | IScaleRate
-  | ISetRate
-  | ISetInterval
-  | IMapMemory
+  | IScaleLearningRate
+  | ISetLearningRate
+  | ISetReportInterval
+  | ITakeMemorySnapshot
   | IInspect;
 
 export type Query =
@@ -249,7 +249,7 @@ export type Query =
 
 export const PANEL_VERSION = 1 as const;
 
-export const SIDEBAR_VERSION = 2 as const;
+export const SIDEBAR_VERSION = 3 as const;
 
 export const MEAN_RANK = -1 as const;
 

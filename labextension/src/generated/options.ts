@@ -110,7 +110,7 @@ export interface IDeepspeedOptions {
 
 /** The machines on which workers run, and how they are reached. */
 export interface IEngineOptions {
-  /** Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh reaches, slurm the nodes of a Slurm job, kubernetes pods that kubectl reaches. */
+  /** Engine that starts the workers: local on this machine, ray on the nodes of a Ray cluster, ssh on machines by ssh, slurm on the nodes of a Slurm job, kubernetes in pods by kubectl exec. */
   kind?: 'local' | 'ray' | 'ssh' | 'slurm' | 'kubernetes';
   /** Run on this many nodes of the engine; gpus and cpus are the workers of each node. [nodes] */
   nodes?: number;
@@ -122,9 +122,9 @@ export interface IEngineOptions {
   python?: string | null;
   /** Options of salloc for the job of the slurm engine, such as --partition=gpu --gres=gpu:4; if not set, --exclusive. A notebook that runs inside of a job uses that job. Not allowed in the metadata of a notebook. */
   allocation?: string | null;
-  /** A node that does not answer for so long is lost. [seconds] */
+  /** A node that does not answer for this long is lost. [seconds] */
   lost_after_s?: number;
-  /** A node ends its workers when it has received nothing from the notebook for so long. [seconds] */
+  /** A node ends its workers when it has received nothing from the notebook for this long. [seconds] */
   lease_s?: number;
   /** Join a cluster without a token, in which any process that reaches its ports can run code. Not allowed in the metadata of a notebook. */
   insecure?: boolean;
@@ -180,13 +180,13 @@ export interface IGroupOptions {
 
 /** The arrangement of the workers in dimensions; the remaining dimension divides the data. */
 export interface IMeshOptions {
-  /** Number of workers that compute each layer together (tensor parallelism): each holds a shard of the weights of linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model. [workers] */
+  /** Number of workers that compute each layer together (tensor parallelism): each holds a shard of the weights of linear layers. The other dimension divides the data; along it each worker has a replica of the model, or with strategy fsdp a shard. [workers] */
   tp?: number;
   /** Number of workers that compute each sequence together (context parallelism): each computes the blocks of a model for a part of the sequence, with attention to all of it. [workers] */
   cp?: number;
-  /** Number of stages, each of one worker of a copy (pipeline parallelism): a worker holds and computes some of the repeated blocks of a model. [stages] */
+  /** Number of stages, each on one worker of a replica (pipeline parallelism): a worker holds and computes some of the repeated blocks of a model. [stages] */
   pp?: number;
-  /** Number of workers that divide the experts of mixture-of-experts layers among them (expert parallelism): each reads samples of its own, and sends each token to the workers that hold its experts. [workers] */
+  /** Number of workers that divide the experts of mixture-of-experts layers among them (expert parallelism): each reads other samples, and sends each token to the workers that hold its experts. [workers] */
   ep?: number;
   /** Number of stages that each worker of a pipeline computes: worker r has stages r, r + pp, and so on (interleaved stages, also called virtual stages), which wait less for each other and exchange more. [stages] */
   stages_per_rank?: number;
@@ -216,7 +216,7 @@ export interface INotifyOptions {
   url?: string | null;
   /** Start this program when a run has ended: the message is its last argument, a JSON object its input. Not allowed in the metadata of a notebook. */
   command?: string | null;
-  /** Notify of runs that took at least so long. [seconds] */
+  /** Notify of runs that took at least this long. [seconds] */
   after?: number;
 }
 

@@ -5,7 +5,7 @@ import { asList, asNumber, asRecord, asText } from './reading';
 export interface IPlan {
   readonly name: string;
   readonly isCheckpointed: boolean;
-  readonly isServed: boolean;
+  readonly isSupported: boolean;
   /** Memory by use, in the order of the table. */
   readonly parts: readonly { readonly label: string; readonly bytes: number }[];
   readonly peak: number;
@@ -57,7 +57,7 @@ function readPlan(value: unknown): IPlan {
   return {
     name: asText(plan.name),
     isCheckpointed: plan.activation_checkpointing === true,
-    isServed: plan.is_served === true,
+    isSupported: plan.is_supported === true,
     parts: PARTS.map(label => ({ label, bytes: asNumber(plan[label]) })).filter(
       part => part.bytes > 0
     ),

@@ -5,7 +5,7 @@ import { ColumnTable, MAX_ROWS } from '../chart/columns';
 import { MEAN_RANK, TABLE_COLUMNS, type IMark, type Query } from '../generated/messages';
 import type { Answer, ICsv, IDetail } from './answers';
 import { EarlierRuns, type AxisName } from './earlierRuns';
-import type { IMemoryMap } from './memoryMap';
+import type { IParsedMemorySnapshot } from './memorySnapshot';
 import type { IBlock, IFacts, IPanelMessage } from './protocol';
 
 /** Limit of tables of one panel; tables of further names or ranks are dropped. */
@@ -46,9 +46,9 @@ export class PanelModel {
     return this.currentMarks;
   }
 
-  /** The latest memory map of each rank; every change creates a new list. */
-  get maps(): readonly IMemoryMap[] {
-    return this.currentMaps;
+  /** The latest memory snapshot of each rank; every change creates a new list. */
+  get memorySnapshots(): readonly IParsedMemorySnapshot[] {
+    return this.currentMemorySnapshots;
   }
 
   /** The sequence number of the last message applied. */
@@ -159,7 +159,7 @@ export class PanelModel {
     this.currentSeq = message.seq;
     this.currentFacts = message.facts;
     this.currentMarks = message.marks ?? this.currentMarks;
-    this.currentMaps = message.maps ?? this.currentMaps;
+    this.currentMemorySnapshots = message.memorySnapshots ?? this.currentMemorySnapshots;
     this.currentText = message.text ?? this.currentText;
     this.isReloaded ||= message.page === this.page;
     this.hasStarted ||= message.facts.status === 'running';
@@ -249,7 +249,7 @@ export class PanelModel {
     this.memoryByRank.clear();
     this.plansByName.clear();
     this.currentMarks = [];
-    this.currentMaps = [];
+    this.currentMemorySnapshots = [];
   }
 
   private tableFor(block: IBlock): ColumnTable | null {
@@ -304,7 +304,7 @@ export class PanelModel {
   private readonly listeners = new Set<() => void>();
   private currentFacts: IFacts | null = null;
   private currentMarks: readonly IMark[] = [];
-  private currentMaps: readonly IMemoryMap[] = [];
+  private currentMemorySnapshots: readonly IParsedMemorySnapshot[] = [];
   private currentSeq = 0;
   private currentText = '';
   private isReloaded = false;

@@ -28,7 +28,7 @@ import {
   ProtocolError,
   type Checked
 } from './checks';
-import { parseMaps, type IMemoryMap } from './memoryMap';
+import { parseMemorySnapshots, type IParsedMemorySnapshot } from './memorySnapshot';
 
 export { ProtocolError } from './checks';
 
@@ -60,8 +60,8 @@ export interface IPanelMessage {
   readonly blocks: readonly IBlock[];
   readonly facts: IFacts;
   readonly marks: readonly IMark[] | null;
-  /** The latest memory maps; null if they have not changed. */
-  readonly maps: readonly IMemoryMap[] | null;
+  /** The latest memory snapshots; null if they have not changed. */
+  readonly memorySnapshots: readonly IParsedMemorySnapshot[] | null;
   /** The end of the cell's printed text, for pages that were loaded while it ran; null if it has not changed. */
   readonly text: string | null;
   /** The name of a page that was loaded while the cell ran, and requested its state; else empty. */
@@ -81,7 +81,10 @@ export function parseMessage(content: unknown, buffers: readonly ArrayBufferView
     blocks: parseBlocks(message.blocks, buffers),
     facts: parseFacts(message.facts),
     marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks),
-    maps: message.maps === undefined || message.maps === null ? null : parseMaps(message.maps),
+    memorySnapshots:
+      message.memory_snapshots === undefined || message.memory_snapshots === null
+        ? null
+        : parseMemorySnapshots(message.memory_snapshots),
     text: typeof message.text === 'string' ? message.text.slice(-MAX_PRINTED) : null,
     page: typeof message.page === 'string' ? message.page : ''
   };

@@ -57,7 +57,7 @@ function Plans({
   readonly forecast: IForecast;
   readonly trans: TranslationBundle;
 }): React.JSX.Element {
-  const plans = forecast.plans.filter(plan => plan.isServed);
+  const plans = forecast.plans.filter(plan => plan.isSupported);
   const labels = Object.keys(COLORS).filter(label =>
     plans.some(plan => plan.parts.some(part => part.label === label))
   );
@@ -162,6 +162,6 @@ function PlanBar({
 }
 
 function planName(plan: IPlan, trans: TranslationBundle): string {
-  const name = plan.isServed ? plan.name : `${plan.name} *`;
+  const name = plan.isSupported ? plan.name : `${plan.name} *`;
   return plan.isCheckpointed ? trans.__('%1, checkpointed', name) : name;
 }

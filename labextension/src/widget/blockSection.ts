@@ -1,8 +1,8 @@
 /** The allocator's blocks on each rank at one step, and the objects that use most memory. Hidden until requested. */
 
-import { layOut, type IBorder } from '../chart/blockMap';
+import { layOut, type IBorder } from '../chart/blockLayout';
 import { capText, formatBytes, formatCount } from '../chart/format';
-import { BLOCK_STATES, type IMemoryMap } from '../model/memoryMap';
+import { BLOCK_STATES, type IParsedMemorySnapshot } from '../model/memorySnapshot';
 import type { PanelModel } from '../model/panelModel';
 import { element } from './dom';
 
@@ -35,25 +35,25 @@ export class BlockSection {
   readonly node: HTMLElement;
 
   update(): void {
-    const { maps } = this.model;
-    if (maps === this.drawn) {
+    const { memorySnapshots } = this.model;
+    if (memorySnapshots === this.drawn) {
       return;
     }
-    this.drawn = maps;
-    this.node.hidden = maps.length === 0;
-    this.list.replaceChildren(...maps.map(drawMap));
+    this.drawn = memorySnapshots;
+    this.node.hidden = memorySnapshots.length === 0;
+    this.list.replaceChildren(...memorySnapshots.map(drawSnapshot));
   }
 
-  private drawn: readonly IMemoryMap[] = [];
+  private drawn: readonly IParsedMemorySnapshot[] = [];
   private readonly list = element('div', 'accel-nb-blocks-list');
 }
 
-function drawMap(map: IMemoryMap): HTMLElement {
-  const left = map.numSegments - map.segments.length;
+function drawSnapshot(snapshot: IParsedMemorySnapshot): HTMLElement {
+  const left = snapshot.numSegments - snapshot.segments.length;
   const figures = [
-    `${formatBytes(map.inUse)} of ${formatBytes(map.reserved)} in use`,
-    `${formatCount(map.numSegments)} ${map.numSegments === 1 ? 'segment' : 'segments'}`,
-    `largest free ${formatBytes(map.largestFree)}`,
+    `${formatBytes(snapshot.inUse)} of ${formatBytes(snapshot.reserved)} in use`,
+    `${formatCount(snapshot.numSegments)} ${snapshot.numSegments === 1 ? 'segment' : 'segments'}`,
+    `largest free ${formatBytes(snapshot.largestFree)}`,
     ...(left > 0 ? [`${formatCount(left)} smaller not drawn`] : [])
   ].join(' · ');
   const shown = element('span', 'accel-nb-map-text', figures);
@@ -61,32 +61,36 @@ function drawMap(map: IMemoryMap): HTMLElement {
   const caption = element(
     'div',
     'accel-nb-map-caption',
-    element('span', 'accel-nb-map-name', `rank ${map.rank}, after step ${formatCount(map.step)}`),
+    element(
+      'span',
+      'accel-nb-map-name',
+      `rank ${snapshot.rank}, after step ${formatCount(snapshot.step)}`
+    ),
     shown
   );
-  const holders = element('div', 'accel-nb-holders', ...drawHolders(map));
+  const holders = element('div', 'accel-nb-holders', ...drawHolders(snapshot));
   return element(
     'div',
     'accel-nb-block-row',
-    element('div', 'accel-nb-block-map', caption, drawBlocks(map, figures)),
+    element('div', 'accel-nb-block-map', caption, drawBlocks(snapshot, figures)),
     holders
   );
 }
 
-function drawBlocks(map: IMemoryMap, figures: string): HTMLElement {
-  const { pieces, borders } = layOut(map, LINES);
+function drawBlocks(snapshot: IParsedMemorySnapshot, figures: string): HTMLElement {
+  const { pieces, borders } = layOut(snapshot, LINES);
   const drawing = element('div', 'accel-nb-block-drawing');
   drawing.style.height = `${LINES * (LINE_HEIGHT + GAP) - GAP}px`;
   drawing.setAttribute('role', 'img');
-  drawing.setAttribute('aria-label', `Memory blocks of rank ${map.rank}: ${figures}`);
+  drawing.setAttribute('aria-label', `Memory blocks of rank ${snapshot.rank}: ${figures}`);
   for (const piece of pieces) {
-    const block = map.blocks[piece.block]!;
+    const block = snapshot.blocks[piece.block]!;
     const drawn = place(element('div', 'accel-nb-block'), piece);
     drawn.style.width = percent(piece.width);
     drawn.dataset.state = String(block.state);
     drawn.title =
       `${formatBytes(block.size)} ${BLOCK_STATES[block.state] ?? ''}, in segment ` +
-      `${block.segment + 1} of ${formatBytes(map.segments[block.segment] ?? null)}`;
+      `${block.segment + 1} of ${formatBytes(snapshot.segments[block.segment] ?? null)}`;
     drawing.append(drawn);
   }
   drawing.append(...borders.map(border => place(element('div', 'accel-nb-border'), border)));
@@ -101,9 +105,9 @@ function place(target: HTMLElement, { line, left }: IBorder): HTMLElement {
   return target;
 }
 
-function drawHolders(map: IMemoryMap): HTMLElement[] {
-  const most = Math.max(...map.holders.map(holder => holder.size), 1);
-  return map.holders.map(({ name, size }) => {
+function drawHolders(snapshot: IParsedMemorySnapshot): HTMLElement[] {
+  const most = Math.max(...snapshot.holders.map(holder => holder.size), 1);
+  return snapshot.holders.map(({ name, size }) => {
     const fill = element('span', 'accel-nb-holder-fill');
     fill.style.width = `${Math.round((100 * size) / most)}%`;
     const label = element('span', 'accel-nb-holder-name', capText(name, MAX_NAME));

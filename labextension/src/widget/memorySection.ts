@@ -1,4 +1,4 @@
-/** The memory maps of the ranks, on common scales. */
+/** The memory charts of the ranks, on common scales. */
 
 import type { ColumnTable } from '../chart/columns';
 import { formatBytes } from '../chart/format';
@@ -11,19 +11,19 @@ import { actionButton, element, paintSwatch, setText } from './dom';
 import { rankName } from './header';
 import type { Action } from './runControls';
 
-/** Maximum number of ranks whose map is drawn. */
+/** Maximum number of ranks whose chart is drawn. */
 const MAX_MEMORY_MAPS = 8;
 
 const CAPTION_HEIGHT = 20;
 const MIN_MAP_HEIGHT = 70;
 const TIME_AXIS_HEIGHT = 22;
 
-/** Minimum width of a map, in pixels; maps are side by side if the section is wide enough. */
+/** Minimum width of a chart, in pixels; charts are side by side if the section is wide enough. */
 const MIN_MAP_WIDTH = 220;
-/** Maximum number of maps in a column beside the chart; more are drawn below it. */
+/** Maximum number of charts in a column beside the chart; more are drawn below it. */
 const MAX_BESIDE = 3;
 
-interface IMap {
+interface IRankChart {
   readonly table: ColumnTable;
   readonly node: HTMLElement;
   readonly plot: HTMLElement;
@@ -40,10 +40,10 @@ export class MemorySection {
     send: (action: Action) => void,
     signal: AbortSignal
   ) {
-    this.mapButton = actionButton(
+    this.snapshotButton = actionButton(
       'blocks',
-      'Map the allocator’s blocks after this step, and the variables that use them',
-      () => send({ kind: 'map_memory' }),
+      'Show the allocator’s blocks after this step, and the variables that use them',
+      () => send({ kind: 'memory_snapshot' }),
       signal
     );
     this.items = MEMORY_CATEGORIES.map(category => {
@@ -61,7 +61,7 @@ export class MemorySection {
         'div',
         'accel-nb-legend accel-nb-is-compact',
         element('span', 'accel-nb-legend-title', 'memory'),
-        this.mapButton,
+        this.snapshotButton,
         element('span', 'accel-nb-legend-items', ...this.items)
       ),
       this.list,
@@ -73,71 +73,74 @@ export class MemorySection {
 
   setTheme(theme: ITheme): void {
     this.theme = theme;
-    for (const map of this.maps.values()) {
-      map.chart.setTheme(theme);
+    for (const rankChart of this.rankCharts.values()) {
+      rankChart.chart.setTheme(theme);
     }
   }
 
-  /** Whether the maps fit into a column beside the chart. */
+  /** Whether the charts fit into a column beside the chart. */
   get fitsBeside(): boolean {
     return this.model.memory.size <= MAX_BESIDE;
   }
 
-  /** Draw every map; beside the chart, in a column of about `height` pixels. */
+  /** Draw every chart; beside the chart of curves, in a column of about `height` pixels. */
   draw(height: number, isBeside: boolean): void {
     const ranks = [...this.model.memory.keys()].sort((a, b) => a - b);
     const shown = ranks.slice(0, MAX_MEMORY_MAPS);
     this.node.hidden = shown.length === 0;
-    this.mapButton.hidden = !hasAllocator(this.model.facts);
-    this.updateMaps(shown);
+    this.snapshotButton.hidden = !hasAllocator(this.model.facts);
+    this.updateRankCharts(shown);
     setText(
       this.more,
       ranks.length > shown.length ? `${shown.length} of ${ranks.length} ranks drawn` : ''
     );
-    const maps = shown.map(rank => this.maps.get(rank)!);
+    const charts = shown.map(rank => this.rankCharts.get(rank)!);
     this.items.forEach((item, index) => {
       // A category that has had bytes keeps its entry: its values are not read again.
-      item.hidden = item.hidden && !maps.some(map => map.chart.has(index));
+      item.hidden = item.hidden && !charts.some(rankChart => rankChart.chart.has(index));
     });
-    const top = Math.max(...maps.map(map => map.chart.peak()), 1);
-    const end = Math.max(...maps.map(map => lastTime(map.table)), 1e-3);
+    const top = Math.max(...charts.map(rankChart => rankChart.chart.peak()), 1);
+    const end = Math.max(...charts.map(rankChart => lastTime(rankChart.table)), 1e-3);
     const each = (height - TIME_AXIS_HEIGHT) / Math.max(1, shown.length) - CAPTION_HEIGHT;
     const plotHeight = isBeside ? Math.max(MIN_MAP_HEIGHT, Math.floor(each)) : MIN_MAP_HEIGHT;
-    const columns = isBeside ? 1 : numColumns(maps.length, this.node.clientWidth);
+    const columns = isBeside ? 1 : numColumns(charts.length, this.node.clientWidth);
     this.list.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
-    const lastRow = Math.floor((maps.length - 1) / columns);
-    maps.forEach((map, index) => {
+    const lastRow = Math.floor((charts.length - 1) / columns);
+    charts.forEach((rankChart, index) => {
       const hasTimeAxis = Math.floor(index / columns) === lastRow;
-      map.chart.resize(map.plot.clientWidth, plotHeight + (hasTimeAxis ? TIME_AXIS_HEIGHT : 0));
-      map.chart.draw(top, end, hasTimeAxis);
+      rankChart.chart.resize(
+        rankChart.plot.clientWidth,
+        plotHeight + (hasTimeAxis ? TIME_AXIS_HEIGHT : 0)
+      );
+      rankChart.chart.draw(top, end, hasTimeAxis);
     });
   }
 
   dispose(): void {
-    for (const map of this.maps.values()) {
-      map.chart.dispose();
+    for (const rankChart of this.rankCharts.values()) {
+      rankChart.chart.dispose();
     }
   }
 
-  private updateMaps(ranks: readonly number[]): void {
-    for (const [rank, map] of this.maps) {
-      if (!ranks.includes(rank) || this.model.memory.get(rank) !== map.table) {
-        map.chart.dispose();
-        map.node.remove();
-        this.maps.delete(rank);
+  private updateRankCharts(ranks: readonly number[]): void {
+    for (const [rank, rankChart] of this.rankCharts) {
+      if (!ranks.includes(rank) || this.model.memory.get(rank) !== rankChart.table) {
+        rankChart.chart.dispose();
+        rankChart.node.remove();
+        this.rankCharts.delete(rank);
       }
     }
     for (const rank of ranks) {
-      const map = this.maps.get(rank) ?? this.makeMap(rank);
+      const rankChart = this.rankCharts.get(rank) ?? this.makeRankChart(rank);
       const facts = this.model.facts?.ranks.find(known => known.rank === rank);
       const parts = [rankName({ rank, place: facts?.place ?? '' }), facts?.device ?? ''];
-      setText(map.caption, parts.filter(part => part !== '').join(' · '));
+      setText(rankChart.caption, parts.filter(part => part !== '').join(' · '));
       const growth = facts?.processGrowth ?? null;
-      setText(map.growth, growth === null ? '' : `process +${formatBytes(growth)}`);
+      setText(rankChart.growth, growth === null ? '' : `process +${formatBytes(growth)}`);
     }
   }
 
-  private makeMap(rank: number): IMap {
+  private makeRankChart(rank: number): IRankChart {
     const table = this.model.memory.get(rank)!;
     const plot = element('div', 'accel-nb-plot');
     const caption = element('span', 'accel-nb-map-name');
@@ -158,15 +161,15 @@ export class MemorySection {
     const chart = new MemoryChart(plot, this.theme, table, reading =>
       showReading(figures, reading)
     );
-    const map = { table, node, plot, caption, figures, growth, chart };
-    this.maps.set(rank, map);
+    const rankChart = { table, node, plot, caption, figures, growth, chart };
+    this.rankCharts.set(rank, rankChart);
     this.list.append(node);
-    return map;
+    return rankChart;
   }
 
-  private readonly mapButton: HTMLButtonElement;
+  private readonly snapshotButton: HTMLButtonElement;
   private readonly items: readonly HTMLElement[];
-  private readonly maps = new Map<number, IMap>();
+  private readonly rankCharts = new Map<number, IRankChart>();
   private readonly list = element('div', 'accel-nb-maps');
   private readonly more = element('div', 'accel-nb-more');
 }
@@ -178,7 +181,7 @@ export function numColumns(numMaps: number, width: number): number {
   return Math.max(1, Math.ceil(numMaps / numRows));
 }
 
-/** Whether memory blocks can be mapped: a rank has a CUDA device, and the running cell receives actions. */
+/** Whether memory blocks can be reported: a rank has a CUDA device, and the running cell receives actions. */
 function hasAllocator(facts: IFacts | null): boolean {
   return (
     facts !== null &&

@@ -1,4 +1,4 @@
-/** One view of a panel: header, the chart over steps, the memory maps. */
+/** One view of a panel: header, the chart over steps, the memory charts. */
 
 import { capText, formatSeconds } from '../chart/format';
 import { download, fileName, toCsv, toPng } from '../chart/save';
@@ -17,7 +17,7 @@ import { SmallCharts, spansDecades, isVarying } from './smallCharts';
 
 const CHART_HEIGHT = 270;
 
-/** The height of the memory maps, which have one more line above them. */
+/** The height of the memory charts, which have one more line above them. */
 const MAPS_HEIGHT = CHART_HEIGHT - 20;
 
 const AXES: readonly { value: AxisName; label: string }[] = [
@@ -47,7 +47,7 @@ const CSV_TIMEOUT_MS = 15_000;
 
 const MAX_PRINTED_LINES = 40;
 
-/** Width in pixels below which the memory maps are under the chart. */
+/** Width in pixels below which the memory charts are under the chart. */
 const NARROW = 620;
 
 /** Create a live view of `model` in `host`; aborting `signal` removes it. `send` receives the user's actions. */

@@ -62,7 +62,7 @@ export class RunControls {
       'accel-nb-run-controls',
       actionButton(
         'stop after step',
-        'End the cell after this step and keep what it has trained',
+        'End the cell after this step and keep its training so far',
         () => send({ kind: 'stop' }),
         signal
       ),

@@ -1,1 +1,1 @@
-"""Detection of what a plain cell trains: loops, models and their parts."""
+"""Detection of the objects and loops that a plain cell trains."""

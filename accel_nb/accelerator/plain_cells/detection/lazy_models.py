@@ -1,4 +1,4 @@
-"""Models with lazy layers: they have their parameters after their first call, and are prepared then."""
+"""Models with lazy layers, which are prepared after their first call: only then do they have parameters."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LazyModels:
         """Record that no call of a model waits for its backward pass."""
         self._left_out.clear()
 
-    def without(self, objects: Iterable[Any]) -> list[Any]:
-        """Return ``objects`` without models whose layers were not all called, and without their optimizers."""
+    def exclude_lazy(self, objects: Iterable[Any]) -> list[Any]:
+        """Return ``objects`` without models that have uninitialized lazy layers, and without their optimizers."""
         listed = list(objects)
         models = [item for item in listed if isinstance(item, nn.Module)]
         lazy = [model for model in models if model in self._left_out or _has_lazy_tensors(model)]

@@ -1,6 +1,6 @@
-"""Hooks on a model's calls and gradients that are no part of the model: the user's own, and those of other libraries.
+"""Detection of hooks on a model's calls and gradients that the user or other libraries have registered.
 
-It is unknown what they use the values for that they receive, such as the features of each sample.
+It is unknown how they use the values that they receive, such as the features of each sample.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def has_inner_hooks(model: nn.Module) -> bool:
     parts = list(model.modules())
     names = ("_forward_hooks", "_forward_pre_hooks")
     hooks = (hook for part in parts if part is not model for name in names for hook in _hooks_of(part, name))
-    # A library's model may collect its results by hooks of its own.
+    # A library's model may collect its results by the library's hooks.
     packages = {_package_of(type(part)) for part in parts}
     return has_gradient_hooks(model) or _has_foreign([*hooks, *global_hooks()], packages)
 
@@ -55,7 +55,7 @@ def _is_foreign(hook: Any, packages: Collection[str]) -> bool:
     while isinstance(hook, functools.partial):
         hook = hook.func
     module = getattr(hook, "__module__", None)
-    # Libraries make hooks of their own functions, and only a user one of a function such as `torch.clamp`.
+    # Libraries use their own functions as hooks; only users register a function such as `torch.clamp`.
     if isinstance(hook, types.BuiltinFunctionType) or module == _FUNCTIONS or is_user_module(module):
         return True
     package = _package_of(hook)

@@ -1,4 +1,4 @@
-"""Layers and parameters that code puts into modules, which a prepared model may have got."""
+"""Detection of layers and parameters that code adds to modules, possibly to a prepared model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.modules.module import (
 
 
 class NewParts:
-    """Records whether any module has got a layer or a parameter."""
+    """Records whether a layer or a parameter was added to any module."""
 
     def __init__(self) -> None:
         self.may_exist = True

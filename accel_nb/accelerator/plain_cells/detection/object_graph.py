@@ -17,14 +17,14 @@ from torch.utils.data import DataLoader
 
 from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.distributed import sharded
-from accel_nb.runtime.generators import generator_values
 from accel_nb.runtime.process.user_code import is_user_module
+from accel_nb.runtime.python_generators import generator_values
 
 _MAX_DEPTH = 3
 _MAX_CONTAINER = 64
 _MAX_TENSORS = 4096
 _MAX_TENSOR_DEPTH = 8
-"""That of a tensor in a copy of an optimizer's state dict, in a checkpoint, in a list, in an object."""
+"""Deep enough for a tensor in an optimizer's state dict in a checkpoint in a list in an object."""
 
 
 def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:

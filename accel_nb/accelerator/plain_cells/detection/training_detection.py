@@ -19,8 +19,8 @@ from typing import Any
 from accel_nb.runtime.code_objects import nested_codes
 from accel_nb.runtime.process.user_code import is_user_module
 
-_TRAINS = frozenset({"backward", "manual_backward"})
-_READS_GRADIENTS = frozenset({"grad"})
+_TRAINING_NAMES = frozenset({"backward", "manual_backward"})
+_GRADIENT_NAMES = frozenset({"grad"})
 _MAX_CODES = 500
 _MAX_DEPTH = 3
 _METHODS = (types.MethodType, staticmethod, classmethod)
@@ -30,14 +30,14 @@ _SKIPPED_MODULES = ("accel_nb.", "torch.utils.data.")
 
 @dataclass(frozen=True, slots=True)
 class TrainingCode:
-    """Code that iterates a loader and leads to a backward pass, with the variables that it sees."""
+    """Code that iterates a loader and leads to a backward pass, with the variables in its scope."""
 
     code: types.CodeType
     scope: Mapping[str, Any]
 
     def reads_gradients(self) -> bool:
         """Return whether the code, or a function of the user that it calls, may read or change ``parameter.grad``."""
-        return _mentions(self.code, self.scope, _READS_GRADIENTS)
+        return _mentions(self.code, self.scope, _GRADIENT_NAMES)
 
 
 def find_training_code() -> TrainingCode | None:
@@ -49,7 +49,7 @@ def find_training_code() -> TrainingCode | None:
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_SKIPPED_MODULES):
             scope = ChainMap(frame.f_locals, frame.f_globals)
-            if _mentions(frame.f_code, scope, _TRAINS):
+            if _mentions(frame.f_code, scope, _TRAINING_NAMES):
                 return TrainingCode(frame.f_code, scope)
             if not frame.f_code.co_flags & inspect.CO_GENERATOR:
                 return None
@@ -85,7 +85,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _functions_of(value: Any, mentioned: Collection[str], depth: int = 0) -> Iterator[types.FunctionType]:
-    """Yield the user's functions behind a value: itself, or those of its methods and attributes in ``mentioned``."""
+    """Yield the user's functions that a value provides: itself, or its methods and attributes in ``mentioned``."""
     # Not by ``getattr`` with a default: the user's ``__getattr__`` may raise any error.
     function = value.__func__ if isinstance(value, _METHODS) else value.func if isinstance(value, _PARTIAL) else value
     if isinstance(function, types.FunctionType):

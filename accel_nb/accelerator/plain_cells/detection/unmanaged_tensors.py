@@ -44,7 +44,7 @@ class UnmanagedTensors:
         self._names = tuple(names)
 
     def are_trained(self) -> bool:
-        """Return whether the cell trains tensors that are in no module, and warn of them.
+        """Return whether the cell trains tensors that are in no module, and warn about them.
 
         Their gradients are not averaged. Called when a loop starts, so that tensors that are made inside of the loop
         are not found.
@@ -68,7 +68,7 @@ class UnmanagedTensors:
 def find_unmanaged_names(names: Mapping[str, Any], module_parameters: Set[int]) -> list[str]:
     """Return the sorted names of tensors that require gradients but are in no module, and of ScriptModules with such.
 
-    ``module_parameters`` are the ids of parameters of modules; those of modules reachable from ``names`` are added.
+    ``module_parameters`` are the ids of parameters of modules; parameters of modules in ``names`` are added.
     """
     found = find_training_objects(names.values())
     modules = [item for item in found if isinstance(item, nn.Module) and not isinstance(item, ScriptModule)]
@@ -77,7 +77,7 @@ def find_unmanaged_names(names: Mapping[str, Any], module_parameters: Set[int]) 
 
 
 def _find_leaves(value: Any) -> Iterable[Tensor]:
-    """Return the tensors of a value that are leaves and require gradients: itself, or those directly in it."""
+    """Return the leaf tensors that require gradients: the value itself, or tensors directly in it."""
     if isinstance(value, ScriptModule):
         value = list(value.parameters())
     inside = items_of(value, _MAX_LEAVES) if isinstance(value, list | tuple | dict) else (value,)

@@ -38,14 +38,14 @@ def find_unprepared(
     prepared_optimizers: Iterable[Optimizer],
     lazy_models: LazyModels,
 ) -> UnpreparedObjects:
-    """Find those of ``objects``, and of the optimizers of their schedulers, that are not ``prepared`` yet.
+    """Find the ``objects``, and the optimizers of schedulers among them, that are not ``prepared`` yet.
 
     Models with lazy layers, and objects that user code has distributed itself, are left out.
     """
     needed = [*objects, *(item.optimizer for item in objects if isinstance(item, LRScheduler))]
     if all(item in prepared for item in needed):
         return UnpreparedObjects()
-    kinds = ObjectsByKind.sort(lazy_models.without(select_preparable(objects)))
+    kinds = ObjectsByKind.sort(lazy_models.exclude_lazy(select_preparable(objects)))
     known = set(map(id, kinds.optimizers))
     scheduled = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
     optimizers = [*kinds.optimizers, *(item for key, item in scheduled.items() if key not in known)]
@@ -61,6 +61,6 @@ def find_unprepared(
 
 
 def _is_untrained_meta_model(model: nn.Module, stepped: Collection[int]) -> bool:
-    """Return whether a model is on the meta device and not trained, as one that `torch.func` calls with weights."""
+    """Return whether a model is on the meta device and not trained, as a template for `torch.func.functional_call`."""
     values = list(model.parameters())
     return any(value.is_meta for value in values) and not any(id(value) in stepped for value in values)

@@ -1,4 +1,4 @@
-"""Detection of the file operations of a plain cell: those of its own code, and of threads that it has started."""
+"""Detection of the file operations of a plain cell, by its code and by threads that it has started."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MULTIPROCESS = (
 """Modules that write files for other processes to read, or one file for each process: these are not redirected."""
 
 _REPLACING = frozenset(f"{__package__}.{name}" for name in ("cell_files", "file_writes", "path_view", "shared_files"))
-"""The modules with replacements of functions for files, which are not the callers of these."""
+"""The modules with replacements of file functions: when the caller is determined, their frames are skipped."""
 SYSTEM = ("/dev/", "/proc/", "/sys/")
 TEMPORARY_SUFFIX = ".accel_nb_tmp"
-"""The end of the names of files that rank 0 writes and then renames. Other ranks do not find them in folders."""
+"""Suffix of files that rank 0 writes and then renames; other ranks do not list them."""
 Function = Callable[..., Any]
 
 
@@ -34,7 +34,7 @@ class CellFiles:
 
     def __init__(self) -> None:
         self.changed: ChangedPaths | None = None
-        # The threads that the cell's code has started, also through a library: what they write, the cell writes.
+        # The threads that the cell's code has started, also through a library: their files are the cell's.
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._writes_for_cell = False
         # A library that is imported while a cell runs may keep a reference to a replacement, which must call the
@@ -51,7 +51,7 @@ class CellFiles:
 
     @contextmanager
     def writing_for_cell(self) -> Iterator[None]:
-        """Treat what this package writes while the block runs as what the cell's code writes."""
+        """Treat files that this package writes while the block runs as written by the cell's code."""
         self._writes_for_cell = True
         try:
             yield

@@ -27,11 +27,11 @@ MAX_KEPT = 256
 _MAX_KEPT_BYTES = 1024**3
 """Limits on the old files that rank 0 keeps until the next cell: their number and their bytes."""
 _NOT_KEPT = -1
-"""In the place of a descriptor: there was a file or folder that is not kept."""
-_AGAIN = -2
-"""In the place of a descriptor: the path, which was recorded before, changes again after later collectives."""
+"""Written instead of a descriptor: there was a file or folder, but it is not kept."""
+_CHANGED_AGAIN = -2
+"""Written instead of a descriptor: the path, which was recorded before, changes again after later collectives."""
 _UNCHANGED = -3
-"""In the place of a descriptor: the path has not changed after all."""
+"""Written instead of a descriptor: the path has not changed after all."""
 MAX_COPIED_BYTES = 64 * 1024**2
 """The largest file that is copied, since it is written in place."""
 
@@ -44,14 +44,14 @@ class _Change(NamedTuple):
     number: int
     """The number of collectives before the change."""
     descriptor: int | None
-    """The descriptor of what was there, or `_NOT_KEPT`; None for nothing."""
+    """The descriptor of the old file or folder, or `_NOT_KEPT`; None if there was none."""
 
 
 class ChangedPaths:
     """The paths that rank 0 has changed in the current cell.
 
-    Every rank must create this, since rank 0 sends the path of its file. For ranks on other machines, which
-    cannot read the file, and with a backend that does not count collectives, every path is what it is now.
+    Every rank must create this, since rank 0 sends the path of its file. Ranks on other machines, which cannot read the
+    file, and ranks with a backend that does not count collectives, find every path in its present state.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -67,7 +67,7 @@ class ChangedPaths:
         self._size = self._num_lines = 0
         self._file: BinaryIO | None = None
         self._descriptors = ""
-        # The folder of rank 0's descriptors, the number of that of its file, and the first line of the file.
+        # The folder of rank 0's descriptors, the descriptor of its file, and the first line of the file.
         address: list[str] | None = None
         if comm.world.is_main and DefaultGroup.num_collectives() is not None:
             self._file = os.fdopen(os.memfd_create("accel_nb_changed_paths"), "r+b", buffering=0)
@@ -100,7 +100,7 @@ class ChangedPaths:
         self._kept_bytes = 0
 
     def needs_record(self, path: str) -> bool:
-        """Return whether another change of a path is to be recorded; the first one is, and one at a later time."""
+        """Return whether a change of a path has to be recorded: the first one, and one after later collectives."""
         number = self._recorded.get(path, -1)
         return number is not None and number != DefaultGroup.num_collectives()
 
@@ -114,7 +114,7 @@ class ChangedPaths:
             return False
         if path in self._recorded:
             self._recorded[path] = None
-            self._write(path, _AGAIN)
+            self._write(path, _CHANGED_AGAIN)
             return False
         try:
             status = os.stat(path)
@@ -132,7 +132,10 @@ class ChangedPaths:
         self._write(path, _UNCHANGED)
 
     def find(self, path: str) -> str | None:
-        """Return the path to open for a path: that of the old file or folder, or itself; None if there was nothing."""
+        """Return the path to open instead of ``path``: the path of the old file or folder, or itself.
+
+        None without one.
+        """
         self._read()
         above, descriptor = self._change_of(path)
         if above is None or descriptor == _NOT_KEPT:
@@ -150,14 +153,14 @@ class ChangedPaths:
             if is_kept and change.number >= now and os.path.dirname(path) == folder:
                 yield path
 
-    def is_certain(self, path: str) -> bool:
-        """Return whether `find` returns what was there when rank 0 was in the code in which this rank is now."""
+    def is_find_certain(self, path: str) -> bool:
+        """Return whether `find` certainly returns the file that rank 0 had when it ran this rank's current code."""
         self._read()
         if self._file is None or os.getpid() != self._process or not self._repeated.isdisjoint(_with_parents(path)):
             return False
         return self._change_of(path)[1] != _NOT_KEPT
 
-    def include(self, path: str) -> None:
+    def use_present(self, path: str) -> None:
         """Use the present file of a path from now on."""
         self._changes.pop(path, None)
 
@@ -167,7 +170,7 @@ class ChangedPaths:
         return bool(self._changes)
 
     def _keep(self, path: str, status: os.stat_result, *, is_in_place: bool) -> int:
-        """Return a descriptor of what a path is now, which stays until the next cell, or `_NOT_KEPT`."""
+        """Return a descriptor of the present file or folder, which is kept until the next cell, or `_NOT_KEPT`."""
         is_file = stat.S_ISREG(status.st_mode)
         size = status.st_size if is_file else 0
         if not (is_file or stat.S_ISDIR(status.st_mode)) or len(self._kept) >= MAX_KEPT:
@@ -188,9 +191,9 @@ class ChangedPaths:
         return descriptor
 
     def _change_of(self, path: str) -> tuple[str | None, int | None]:
-        """Return path and descriptor of the first change, ahead of this rank, of a path or of a folder above it.
+        """Return path and descriptor of the first change, not yet reached by this rank, of a path or a folder above it.
 
-        Later ones are changes of what rank 0 has made there since.
+        Later changes concern files that rank 0 has made there since.
         """
         if not self._changes or os.getpid() != self._process:  # a loader's process does not count collectives
             return None, None
@@ -216,7 +219,7 @@ class ChangedPaths:
         for line in complete.splitlines():
             cell, num_collectives, path, descriptor = json.loads(line)
             self._num_lines += 1
-            if cell == self._cell and descriptor == _AGAIN:
+            if cell == self._cell and descriptor == _CHANGED_AGAIN:
                 self._repeated.add(path)
             elif cell == self._cell and descriptor == _UNCHANGED:
                 self._changes.pop(path, None)

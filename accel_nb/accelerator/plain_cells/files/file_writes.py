@@ -52,7 +52,7 @@ from accel_nb.runtime.process.temporary_files import make_temporary_folder
 SET_STATUS = ("chmod", "utime", "chown", "setxattr", "removexattr")
 """The functions of `os` that set a path's status."""
 _MAX_FILES = 256
-"""How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
+"""Maximum number of versions of one rank, each with a file descriptor. Beyond it the oldest ones are deleted."""
 
 _POLL_S = 0.002
 _MAX_WAIT_S = 10.0
@@ -60,7 +60,7 @@ _MAX_WAIT_S = 10.0
 
 
 class PrivateFiles(PathView):
-    """Replacements of functions for files, which write, make and remove paths for one rank only."""
+    """Replacements of file functions; the changes of paths that they make are visible to this rank only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class PrivateFiles(PathView):
                     file.truncate()
                     shutil.copyfileobj(source, file)
 
-    def write_to(self, position: int, name: str, original: Function) -> Function:
+    def make_writer(self, position: int, name: str, original: Function) -> Function:
         """Return a function that writes to this rank's version of its path."""
 
         @functools.wraps(original)
@@ -111,8 +111,8 @@ class PrivateFiles(PathView):
 
         return write
 
-    def write_copy(self, position: int, name: str, original: Function) -> Function:
-        """Return a function that writes to this rank's version of its path, by way of a file with a name."""
+    def make_copying_writer(self, position: int, name: str, original: Function) -> Function:
+        """Return a function that writes a named temporary file and copies it to this rank's version of its path."""
 
         @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
@@ -129,11 +129,13 @@ class PrivateFiles(PathView):
 
         return write
 
-    def make_of_library(self, function: FileFunction, original: Function) -> Function:
+    def make_library_function(self, function: FileFunction, original: Function) -> Function:
         """Return a function of a library that reads or writes this rank's version of its path."""
         if function.use == "open":
             return self.make_open(original)
-        make = {"read": self.read_from, "write": self.write_to, "write by name": self.write_copy}[function.use]
+        make = {"read": self.make_reader, "write": self.make_writer, "write by name": self.make_copying_writer}[
+            function.use
+        ]
         return make(function.position, function.argument, original)
 
     def make_connect(self, original: Function) -> Function:
@@ -194,7 +196,7 @@ class PrivateFiles(PathView):
         _, version_path = self._databases.pop(full)
         shutil.rmtree(os.path.dirname(version_path), ignore_errors=True)
 
-    def read_from(self, position: int, name: str, original: Function) -> Function:
+    def make_reader(self, position: int, name: str, original: Function) -> Function:
         """Return a function that reads this rank's version of its path, if there is one."""
 
         @functools.wraps(original)
@@ -271,7 +273,7 @@ class PrivateFiles(PathView):
         return truncate
 
     def make_link(self, original: Function) -> Function:
-        """Return a ``link`` that exists for this rank only: of a version it is another name, of another file a copy."""
+        """Return a ``link`` for this rank only: a link to a version is another name of it, to another file a copy."""
 
         @functools.wraps(original)
         def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
@@ -306,7 +308,7 @@ class PrivateFiles(PathView):
             self._check_folder(full, src, dst)
             self._links[full] = os.fsdecode(src)
             if self.changed is not None:
-                self.changed.include(full)
+                self.changed.use_present(full)
 
         return symlink
 
@@ -386,7 +388,7 @@ class PrivateFiles(PathView):
     def make_temporary(self, original: Function) -> Function:
         """Return a function of `tempfile` that records the path, whose writes are not redirected.
 
-        What is made in the usual folder is made in one below it, which is removed when this process ends.
+        Files and folders in the default folder are made in a subfolder of it, which is removed when this process ends.
         """
         position = list(inspect.signature(original).parameters).index("dir")
 
@@ -438,7 +440,7 @@ class PrivateFiles(PathView):
             self._links |= links
             self._add_folders(folders)
             if self.changed is not None:
-                self.changed.include(new)
+                self.changed.use_present(new)
 
         return rename
 
@@ -516,12 +518,12 @@ class PrivateFiles(PathView):
                 self._dropped.add(dropped)
                 self._removed.discard(dropped)
             if self.changed is not None:
-                self.changed.include(full)
+                self.changed.use_present(full)
             self._files[full] = file  # pyright: ignore[reportArgumentType]
         return descriptor_path(self._files[full])
 
     def _copy_content(self, full: str, file: BinaryIO) -> None:
-        """Copy what this rank finds at a path into a file; again if rank 0 changes the path meanwhile."""
+        """Copy the file that this rank finds at a path into ``file``; again if rank 0 changes the path meanwhile."""
         while True:
             actual = self._find_existing(full)
             file.seek(0)
@@ -563,7 +565,7 @@ class _Scan:
 
 
 def _with_name(opened: Any, path: Any) -> Any:
-    """Return an opened file with the name by which code has opened it, in place of that of this rank's version."""
+    """Return an opened file with the name by which code has opened it, instead of the version's name."""
     raw = opened
     for name in ("buffer", "raw"):
         raw = getattr(raw, name, raw)

@@ -62,8 +62,8 @@ _FUNCTIONS = (
     FileFunction("pyarrow.parquet", "read_table", "read", 0, "source"),
     *(FileFunction(module, "safe_open", "read", 0, "filename") for module in _SAFE_OPEN),
 )
-"""Functions that read are listed for each library whose functions that write are redirected, so that ranks read what
-they wrote. What pandas reads as Parquet, it writes by pyarrow."""
+"""Functions that read are listed for each library whose functions that write are redirected, so that ranks read their
+own files. Parquet files that pandas reads, it writes by pyarrow."""
 
 LIBRARIES = frozenset({"h5py", *SAFETENSORS, *(function.module for function in _FUNCTIONS)})
 """The modules with functions that are redirected."""

@@ -1,8 +1,8 @@
-"""The files and folders that a rank other than rank 0 finds in a plain cell, and the errors of operations on them.
+"""The file system as a rank other than rank 0 sees it in a plain cell, and the errors of operations on it.
 
-A rank finds its own versions and folders, not the paths that it has removed, and otherwise what rank 0 had before the
-changes that this rank has not reached yet (`ChangedPaths`). Rank 0 raises the errors of the system. The other ranks
-raise the same ones: code may run into them and continue, such as one that looks for an unused name of a folder.
+A rank finds its own versions and folders, not the paths that it has removed, and otherwise the files of rank 0 without
+the changes that this rank has not reached yet (`ChangedPaths`). Rank 0 raises the errors of the system. The other ranks
+raise the same ones: code may handle them and continue, such as code that searches an unused folder name.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
 _MAX_LINKS = 40
 _POLL_S = 0.002
 _MAX_WAIT_S = 2.0
-"""How long a rank that lists a folder waits for what it has made there itself, and rank 0 has not."""
+"""How long a rank that lists a folder waits for rank 0 to create the files that this rank has created in it."""
 UNKNOWN = -1
-"""The mode of a path at which rank 0 may have made or removed something that this rank cannot follow."""
+"""The mode of a path at which rank 0 may have made or removed a file that this rank cannot determine."""
 
 
 class PathView(CellFiles):
-    """The files and folders that one rank finds. Its operations change these, and not the paths themselves."""
+    """The file system as one rank sees it. Its operations change this view, and not the paths themselves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class PathView(CellFiles):
         self._renamed: dict[str, tuple[list[str], tuple[int, int]]] = {}
         # Versions that were deleted, since there were too many: rank 0 has such a file, or creates it soon.
         self._dropped: set[str] = set()
-        # What rank 0 has not made in the time that this rank has waited for it.
+        # The files that rank 0 had not created when this rank stopped waiting for them.
         self._only_here: set[str] = set()
-        # Temporary files and folders that only this rank has, under names of its own.
+        # Temporary files and folders that only this rank has, under names that no other rank uses.
         self._temporary: set[str] = set()
 
     def clear_paths(self) -> None:
@@ -106,7 +106,7 @@ class PathView(CellFiles):
         return path if actual in (full, None) else actual
 
     def _place(self, full: str) -> str | None:
-        """Return the present path of what is in a folder that this rank has renamed; None for any other path."""
+        """Return the present path of an item of a folder that this rank has renamed; None for any other path."""
         above = max((path for path in self._renamed if is_in(full, path)), key=len, default=None)
         if above is None:
             return None
@@ -176,14 +176,14 @@ class PathView(CellFiles):
     def _await_places(self, folder: str) -> dict[str, int]:
         """Return the place of each name in a folder, as the file system orders them.
 
-        Waits a little until rank 0, too, has made there what this rank has made. What rank 0 has changed again it may
-        have removed since.
+        Waits up to `_MAX_WAIT_S` until rank 0 has also created the files that this rank has created in the folder. What
+        rank 0 has changed again it may have removed since.
         """
         made = {*self._files, *self._folders, *self._links, *self._dropped} - self._only_here
         names = {
             os.path.basename(path)
             for path in made
-            if os.path.dirname(path) == folder and (self.changed is None or self.changed.is_certain(path))
+            if os.path.dirname(path) == folder and (self.changed is None or self.changed.is_find_certain(path))
         }
         deadline = time.monotonic() + _MAX_WAIT_S
         while True:
@@ -198,7 +198,7 @@ class PathView(CellFiles):
             time.sleep(_POLL_S)
 
     def _mode(self, full: str, *, follows_link: bool = False) -> int | None:
-        """Return the mode of what this rank finds at a path; None for nothing, `UNKNOWN` where it cannot tell."""
+        """Return the mode of the file or folder that this rank finds at a path, if any; `UNKNOWN` if uncertain."""
         if full in self._files:
             return stat.S_IFREG
         if full in self._folders:
@@ -222,7 +222,7 @@ class PathView(CellFiles):
             except OSError:
                 mode = None
             if self.changed.find(full) == actual:  # rank 0 has not changed it meanwhile
-                return mode if self.changed.is_certain(full) else UNKNOWN
+                return mode if self.changed.is_find_certain(full) else UNKNOWN
 
     def _check_creation(self, full: str, path: Any) -> None:
         """Raise the error of creating a file or folder where something exists, or where this process may not."""
@@ -304,7 +304,7 @@ class PathView(CellFiles):
         self._folders.update(paths)
         if self.changed is not None:
             for path in paths:
-                self.changed.include(path)
+                self.changed.use_present(path)
 
     def _is_removed(self, full: str) -> bool:
         return any(is_in(full, path) for path in self._removed) or self._is_ahead(full)

@@ -1,4 +1,4 @@
-"""The functions for files that are replaced while a plain cell runs, each with what makes the replacement."""
+"""The file functions that are replaced while a plain cell runs, each with the factory of its replacement."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from accel_nb.accelerator.plain_cells.files.file_writes import SET_STATUS, Priva
 from accel_nb.accelerator.plain_cells.files.library_files import SAFETENSORS, imported_functions
 from accel_nb.accelerator.plain_cells.files.shared_files import SharedFiles
 
-_HOLDERS = [
+_CLASSES_WITH_OS_FUNCTIONS = [
     found
     for module, name in ((pathlib, "_NormalAccessor"), (glob, "_StringGlobber"))
     if (found := getattr(module, name, None)) is not None
 ]
 """Classes that hold functions of `os` as attributes: `pathlib` calls these in Python 3.10, and from 3.13 on."""
 
-_HELD_OPEN = ((bz2, "_builtin_open"), (tarfile, "bltn_open"))
-"""Modules of Python that hold ``open`` by another name."""
+_MODULES_WITH_OPEN = ((bz2, "_builtin_open"), (tarfile, "bltn_open"))
+"""Modules of Python that have ``open`` as an attribute."""
 _READ_STATUS = ("stat", "lstat", "access", "listxattr", "getxattr")
 _SCRIPTED: Any = torch.jit.RecursiveScriptModule  # pyright: ignore[reportPrivateImportUsage]
 _PROFILE: Any = torch.autograd.profiler.profile
@@ -45,7 +45,7 @@ Make = Callable[[Function], Function]
 def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
     """Yield the functions to patch: their owner, their name, and a function that returns the replacement."""
     yield threading.Thread, "start", files.make_start
-    held = [(module, name) for module, name in _HELD_OPEN if getattr(module, name, None) is builtins.open]
+    held = [(module, name) for module, name in _MODULES_WITH_OPEN if getattr(module, name, None) is builtins.open]
     yield from ((module, name, files.make_open) for module, name in held)
     for name, make in (("open", files.make_os_open), ("truncate", files.make_truncate)):
         yield os, name, make
@@ -56,9 +56,9 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
         yield module, "connect", files.make_connect
     yield from library_replacements(files)
     if isinstance(files, SharedFiles):
-        yield torch, "save", functools.partial(files.rename_after, 1, "f")
-        yield _SCRIPTED, "save", functools.partial(files.rename_after, 1, "f")
-        yield _PROFILE, "export_chrome_trace", functools.partial(files.rename_after, 1, "path")
+        yield torch, "save", functools.partial(files.make_renaming_writer, 1, "f")
+        yield _SCRIPTED, "save", functools.partial(files.make_renaming_writer, 1, "f")
+        yield _PROFILE, "export_chrome_trace", functools.partial(files.make_renaming_writer, 1, "path")
         yield builtins, "open", files.make_open
         for owner, name, make in (
             (io, "open", files.make_open),
@@ -74,11 +74,11 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
             yield from _with_holders(owner, name, make)
         yield shutil, "rmtree", files.make_rmtree
         return
-    yield torch, "save", functools.partial(files.write_to, 1, "f")
-    yield torch, "load", functools.partial(files.read_from, 0, "f")
-    yield _SCRIPTED, "save", functools.partial(files.write_to, 1, "f")
-    yield torch.jit, "load", functools.partial(files.read_from, 0, "f")
-    yield _PROFILE, "export_chrome_trace", functools.partial(files.write_copy, 1, "path")
+    yield torch, "save", functools.partial(files.make_writer, 1, "f")
+    yield torch, "load", functools.partial(files.make_reader, 0, "f")
+    yield _SCRIPTED, "save", functools.partial(files.make_writer, 1, "f")
+    yield torch.jit, "load", functools.partial(files.make_reader, 0, "f")
+    yield _PROFILE, "export_chrome_trace", functools.partial(files.make_copying_writer, 1, "path")
     yield builtins, "open", files.make_open
     for owner, name, make in _replacements_of_os(files):
         yield from _with_holders(owner, name, make)
@@ -103,15 +103,15 @@ def library_replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[An
     if hdf5 is not None and hasattr(hdf5, "File"):  # it may still be importing its own modules
         yield hdf5.File, "__init__", files.make_hdf5_init
     for function in imported_functions():
-        yield function.owner(), function.own_name, functools.partial(files.make_of_library, function)
-    save = files.rename_after if isinstance(files, SharedFiles) else files.write_copy
+        yield function.owner(), function.own_name, functools.partial(files.make_library_function, function)
+    save = files.make_renaming_writer if isinstance(files, SharedFiles) else files.make_copying_writer
     for module in filter(None, map(sys.modules.get, SAFETENSORS)):
         if hasattr(module, "serialize_file"):
             yield module, "serialize_file", functools.partial(save, 1, "filename")
 
 
 def _with_holders(owner: Any, name: str, make: Make) -> Iterator[tuple[Any, str, Make]]:
-    holders = [holder for holder in _HOLDERS if getattr(holder, name, None) is getattr(owner, name)]
+    holders = [holder for holder in _CLASSES_WITH_OS_FUNCTIONS if getattr(holder, name, None) is getattr(owner, name)]
     yield owner, name, make
     for holder in holders:
         yield holder, name, functools.partial(_make_static, make)

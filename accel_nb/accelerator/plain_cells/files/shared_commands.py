@@ -3,8 +3,8 @@
 All ranks run the code of a plain cell, and each would append the same line to a log or download the same file. The
 command starts when every rank has reached it, and no rank continues before it has ended.
 
-Processes that run beside the cell (``subprocess.Popen``, ``%%bash --bg``) have no result to send: every rank starts its
-own, and a warning says so. Commands of libraries are not shared, nor those in code that torch calls, such as a
+Processes that run in the background (``subprocess.Popen``, ``%%bash --bg``) have no result to send: every rank starts
+its own, and a warning says so. Commands of libraries are not shared, nor those in code that torch calls, such as a
 dataset's: torch may call it on some ranks only, or with other samples.
 """
 
@@ -29,16 +29,16 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process.user_code import is_user_module
 
-_OF_SUBPROCESS = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
-_OF_IPYTHON = ("system", "getoutput", "get_output_error_code")
+_SUBPROCESS_FUNCTIONS = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
+_IPYTHON_FUNCTIONS = ("system", "getoutput", "get_output_error_code")
 """Functions that run the commands of ``!`` lines, where IPython's shell has imported them."""
 _POLL_S = 0.002
 
-_INNER = ("torch", "accel_nb.accelerator", "accel_nb.data")
+_CALLING_MODULES = ("torch", "accel_nb.accelerator", "accel_nb.data")
 """Modules that may call the user's code on some ranks only, or with other samples on each rank."""
 
-_PLAIN = bool | int | float | str | bytes | None
-"""The arguments of errors that are sent."""
+_PlainValue = bool | int | float | str | bytes | None
+"""Types of the arguments of errors that can be sent."""
 
 Function = Callable[..., Any]
 
@@ -49,8 +49,8 @@ class SharedCommands:
     def __init__(self, comm: Communicator, files: PrivateFiles) -> None:
         self._comm = comm
         self._files = files
-        # The process that runs the cell, whose children may have copies of this; None if no cell runs: a library may
-        # have kept a replacement.
+        # The process that runs the cell: a child process may have a copy of this object. None if no cell runs, in which
+        # case a library may still call a replacement.
         self._process: int | None = None
 
     @contextmanager
@@ -64,19 +64,19 @@ class SharedCommands:
 
     def replacements(self) -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
         """Yield the functions to replace: their owner, their name, and a function that returns the replacement."""
-        yield os, "system", self._make_shared
-        yield os, "popen", self._make_reported
-        yield subprocess.Popen, "__init__", self._make_reported
-        for name in _OF_SUBPROCESS:
-            yield subprocess, name, self._make_shared
+        yield os, "system", self._share_command
+        yield os, "popen", self._warn_and_call
+        yield subprocess.Popen, "__init__", self._warn_and_call
+        for name in _SUBPROCESS_FUNCTIONS:
+            yield subprocess, name, self._share_command
         shell = sys.modules.get("IPython.core.interactiveshell")
-        for name in _OF_IPYTHON:
+        for name in _IPYTHON_FUNCTIONS:
             if hasattr(shell, name):
-                yield shell, name, self._make_shared
+                yield shell, name, self._share_command
         if (scripts := sys.modules.get("IPython.core.magics.script")) is not None:
-            yield scripts.ScriptMagics, "shebang", self._make_script_shared
+            yield scripts.ScriptMagics, "shebang", self._share_script
 
-    def _make_shared(self, original: Function) -> Function:
+    def _share_command(self, original: Function) -> Function:
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self._is_called_by_cell():
@@ -85,7 +85,7 @@ class SharedCommands:
 
         return run
 
-    def _make_reported(self, original: Function) -> Function:
+    def _warn_and_call(self, original: Function) -> Function:
         @functools.wraps(original)
         def start(*args: Any, **kwargs: Any) -> Any:
             if self._is_called_by_cell():
@@ -94,7 +94,7 @@ class SharedCommands:
 
         return start
 
-    def _make_script_shared(self, original: Function) -> Function:
+    def _share_script(self, original: Function) -> Function:
         """Return a method that shares the scripts of cell magics, such as ``%%bash``.
 
         ``original`` is the method by which IPython runs the script of every such magic.
@@ -141,19 +141,21 @@ class SharedCommands:
         return _unpack(message, command)
 
     def _finish(self, key: str, message: dict[str, Any]) -> None:
-        """Send the result, and wait until the other ranks have looked at the files that the command has changed."""
+        """Send the result, and wait until the other ranks have updated their versions of changed files."""
         DefaultGroup.set_flag(key)
         self._comm.broadcast_json(message)
         self._comm.barrier()
 
     def _is_called_by_cell(self) -> bool:
-        """Return whether the user's code calls, on the main thread of this process, and not from torch or a loader."""
+        """Return whether the user's code is the caller, on the main thread, and not called by torch or a loader."""
         if os.getpid() != self._process or threading.current_thread() is not threading.main_thread():
             return False
         modules = list(_calling_modules())
-        is_inner = any(module == name or module.startswith(f"{name}.") for name in _INNER for module in modules)
+        is_called_by_library = any(
+            module == name or module.startswith(f"{name}.") for name in _CALLING_MODULES for module in modules
+        )
         nearest = next((name for name in modules if not name.startswith("IPython.")), None)
-        return not is_inner and is_user_module(nearest)
+        return not is_called_by_library and is_user_module(nearest)
 
 
 def _calling_modules() -> Iterator[str]:
@@ -184,7 +186,7 @@ def _pack_error(error: Exception) -> dict[str, Any]:
         return {"expired": [_pack(item) for item in (error.timeout, error.output, error.stderr)]}
     if isinstance(error, OSError) and error.errno is not None:
         return {"os": [error.errno, error.strerror, None if error.filename is None else os.fsdecode(error.filename)]}
-    kind, has_plain_args = type(error), all(isinstance(item, _PLAIN) for item in error.args)
+    kind, has_plain_args = type(error), all(isinstance(item, _PlainValue) for item in error.args)
     args = [_pack(item) for item in error.args] if has_plain_args else None
     return {"other": [f"{kind.__name__}: {error}", kind.__module__, kind.__qualname__, args]}
 

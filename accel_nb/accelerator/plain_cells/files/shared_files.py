@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 class SharedFiles(CellFiles):
     """The files of the rank that writes to the paths themselves. It records the changed ones for the other ranks."""
 
-    def rename_after(self, position: int, name: str, original: Function) -> Function:
+    def make_renaming_writer(self, position: int, name: str, original: Function) -> Function:
         """Return a function that writes a temporary file and renames it, so that other ranks read complete files."""
 
         @functools.wraps(original)
@@ -45,7 +45,7 @@ class SharedFiles(CellFiles):
             try:
                 result = call_with(original, position, name, temporary, args, kwargs)
                 if os.path.exists(temporary):  # the profiler logs that it cannot write, and raises nothing
-                    self._record(target)  # as the other ranks look it up, who follow no links
+                    self._record(target)  # as the other ranks look it up, which follow no links
                     _replace(temporary, path)
             finally:
                 with suppress(FileNotFoundError):
@@ -54,7 +54,7 @@ class SharedFiles(CellFiles):
 
         return save
 
-    def make_of_library(self, function: FileFunction, original: Function) -> Function:
+    def make_library_function(self, function: FileFunction, original: Function) -> Function:
         """Return a function of a library that records a file that it creates or changes."""
         if function.use == "open":
             return self.make_open(original)
@@ -158,7 +158,7 @@ class SharedFiles(CellFiles):
         return remove
 
     def make_rmtree(self, original: Function) -> Function:
-        """Return an ``rmtree`` that records what is in a folder, and then the folder itself."""
+        """Return an ``rmtree`` that records the contents of a folder, and then the folder itself."""
 
         @functools.wraps(original)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:

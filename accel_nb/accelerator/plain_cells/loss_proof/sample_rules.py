@@ -1,8 +1,8 @@
 """Rules for how the results of PyTorch operations depend on the samples of a batch.
 
-`propagate` returns how a result depends on the samples, given how the operation's arguments do. An operation that is
-not listed counts as mixing the samples. A loss that is a sum or a mean over samples by these rules can be computed
-from shares of the batch.
+`propagate` returns the dependence of a result on the samples, given the dependences of the operation's arguments. An
+operation that is not listed counts as mixing the samples. A loss that is a sum or a mean over samples by these rules
+can be computed from shares of the batch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MixedSamples:
 
 
 SampleDependence = SampleRows | BatchReduction | MixedSamples
-"""How a tensor depends on the samples of a batch. In place of it None means that the tensor does not depend on them."""
+"""How a tensor depends on the samples of a batch; None is used for a tensor that does not depend on them."""
 
 _POINTWISE = frozenset(
     {

@@ -1,8 +1,8 @@
 """Trace of the operations from the samples of one batch to the losses that are computed from it.
 
-If a batch is divided among the workers, each worker computes the loss of its share. The combined losses equal that of
-the whole batch if it is a sum or a mean over samples. A `LossTrace` records the operations of one step, to prove that.
-A loss that depends on operations without a rule is not proven.
+If a batch is divided among the workers, each worker computes the loss of its share. The combined losses equal the loss
+of the whole batch if it is a sum or a mean over samples. A `LossTrace` records the operations of one step, to prove
+that. A loss that depends on operations without a rule is not proven.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class LossTrace(TorchDispatchMode):
         return output
 
     def explain_unproven(self, loss: Tensor, reduction: LossReduction) -> str | None:
-        """Return why a loss is not proven to be reduced as ``reduction`` states; None if it is proven."""
+        """Return the reason if a loss is not proven to be reduced as ``reduction`` states; None if it is proven."""
         found = self._dependence_of(loss)
         if isinstance(found, MixedSamples):
             return found.reason if found.line is None else f"{found.reason} in line {found.line}"
@@ -203,13 +203,13 @@ def _mixed(reason: str) -> MixedSamples:
 
 
 def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Return ids and versions of a model's buffers, without those of batch normalization, which has its own note."""
+    """Return ids and versions of a model's buffers, except in batch normalization, which has a separate note."""
     parts = [part for part in model.modules() if not isinstance(part, _BatchNorm)]
     return [(id(value), version_of(value)) for part in parts for value in part.buffers(recurse=False)]
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage, of a sharded tensor that of this rank's shard; 0 if it has none."""
+    """Return the address of a tensor's storage, or of this rank's shard of it; 0 without storage."""
     own = local_shard(tensor)
     return own.untyped_storage().data_ptr() if own.layout is torch.strided else 0
 
@@ -225,7 +225,7 @@ def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tens
 def _is_reduced_by_torch(loss: Tensor) -> bool:
     """Return whether a loss that a model has computed is a sum, a mean or a loss of torch, possibly times a number.
 
-    A divided call has combined those of the ranks' rows, which its check has shown to be right.
+    A divided call has combined the losses of the ranks' rows, and its check has shown that this is right.
     """
     node: Any = loss.grad_fn
     while type(node).__name__ in ("MulBackward0", "DivBackward0", "RowReductionBackward"):

@@ -13,12 +13,15 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge
 
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
-from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
+from accel_nb.accelerator.plain_cells.loss_proof.loss_check import LossCheck
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 
 Check = Callable[[Tensor, str | None], object]
-"""Checks a loss before its backward pass; the string, if any, is why the ranks' shares do not add up to it."""
+"""Checks a loss before its backward pass.
+
+Returns the reason if the losses of the ranks' shares do not combine to it.
+"""
 
 
 class BackwardPasses:
@@ -35,7 +38,7 @@ class BackwardPasses:
         """Whether a backward pass has run since an optimizer, prepared or not, stepped last."""
 
     def wrap_method(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return a ``Tensor.backward`` that computes what one device would compute for the whole batch."""
+        """Return a ``Tensor.backward`` that computes the same gradients as one device for the whole batch."""
         stepper = self._stepper
 
         @functools.wraps(original)
@@ -58,7 +61,7 @@ class BackwardPasses:
         return backward
 
     def wrap_function(self, original: Callable[..., None]) -> Callable[..., None]:
-        """Return a ``torch.autograd.backward`` that computes what one device would compute for the whole batch."""
+        """Return a ``torch.autograd.backward`` that computes the same gradients as one device for the whole batch."""
         stepper = self._stepper
 
         @functools.wraps(original)
@@ -74,7 +77,7 @@ class BackwardPasses:
             compute = functools.partial(
                 original, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
             )
-            is_of_cell = not caller.f_globals.get("__name__", "").startswith(_NOT_OF_THE_CELL)
+            is_of_cell = not caller.f_globals.get("__name__", "").startswith(_SKIPPED_CALLERS)
             if stepper.is_inside_backward or not is_of_cell or stepper.computes_alone():
                 compute()
                 return
@@ -139,7 +142,7 @@ class BackwardPasses:
             stepper.backward(loss, retain_graph=retain_graph, create_graph=create_graph)
 
     def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a ``torch.autograd.grad`` that in model division computes what one device would.
+        """Return a ``torch.autograd.grad`` that in model division computes the same gradients as one device.
 
         Gradients of the parameters that a backward pass averages over ranks are averaged here too.
         """
@@ -162,8 +165,8 @@ class BackwardPasses:
         return grad
 
 
-_NOT_OF_THE_CELL = ("torch._tensor", "accel_nb.")
-"""Modules whose calls are not those of the cell: a method that is replaced itself, and trials of a plan on one rank."""
+_SKIPPED_CALLERS = ("torch._tensor", "accel_nb.")
+"""Modules whose calls are not replaced: torch's methods, which are replaced themselves, and trials on one rank."""
 _EDGE = (
     "torch.autograd.backward begins at a GradientEdge, which has no value by which the gradients of workers can be "
     "averaged: pass the tensor itself"

@@ -28,7 +28,7 @@ def replace_clip_norm(accelerator: Accelerator, original: Callable[..., Tensor])
             stepper.strategy.unscale(optimizer)
         mesh = accelerator.components.groups.mesh
         # torch's function cannot combine tensors of several meshes, and computes with parameter.grad.
-        if not mesh.has_one_dimension or stepper.strategy.capabilities.hides_gradients:
+        if not mesh.has_one_dimension or stepper.strategy.capabilities.holds_gradients:
             norm = stepper.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
             if (args[0] if args else kwargs.get("error_if_nonfinite")) and not bool(norm.isfinite()):
                 raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}")
@@ -55,7 +55,7 @@ def replace_clip_value(accelerator: Accelerator, original: Callable[..., None]) 
             return
         for optimizer in bundle.optimizers:
             stepper.strategy.unscale(optimizer)
-        if stepper.strategy.capabilities.hides_gradients:
+        if stepper.strategy.capabilities.holds_gradients:
             stepper.strategy.clip_grad_value(bundle, clip_value, clipped)
         else:
             original(clipped, clip_value, *args, **kwargs)

@@ -39,7 +39,7 @@ def make_device_mapping(device: torch.device) -> Callable[[Any], Any]:
 
 
 def replace_to(map_device: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``to`` of tensors or modules in which a CUDA device stands for the device of this worker."""
+    """Return a ``to`` method of tensors or modules that uses this worker's device in place of a CUDA device."""
 
     @functools.wraps(original)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def replace_to(map_device: Callable[[Any], Any], original: Callable[..., Any]) -
 
 
 def replace_cuda(own: torch.device, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``cuda`` of tensors or modules that moves to the device of this worker."""
+    """Return a ``cuda`` method of tensors or modules that moves them to this worker's device."""
 
     @functools.wraps(original)
     def cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def collect_factories() -> None:
 
 
 def replace_factory(map_device: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function or method in which a CUDA ``device`` stands for the device of this worker."""
+    """Return a function or method that uses this worker's device in place of a CUDA ``device``."""
 
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:

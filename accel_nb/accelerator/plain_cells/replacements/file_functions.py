@@ -1,4 +1,4 @@
-"""Functions for files and commands, replaced so that all ranks together write each file and run each command once."""
+"""Replacement of the functions for files and commands, so that all ranks together write and run each of them once."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class FileFunctions:
         return self._files.writing_for_cell()
 
     def begin_cell(self, entropy: int | None) -> None:
-        """Begin to follow the paths that rank 0 changes; every rank must call, with the same number."""
+        """Begin to record the paths that rank 0 changes; every rank must call, with the same number."""
         if self._changed_paths is None:
             self._changed_paths = ChangedPaths(self._comm)
         self._changed_paths.begin(entropy or 0)
 
-    def replace_writes(self, stack: ExitStack, functions: ReplacedFunctions, *, is_partial: bool) -> None:
+    def replace_writes(self, stack: ExitStack, functions: ReplacedFunctions, *, is_on_some_ranks: bool) -> None:
         """Replace functions for files until the stack is closed; without regard to rank 0 in a cell of some ranks."""
         files = self._files
         stack.callback(files.discard)
-        files.begin(None if is_partial else self._changed_paths)
+        files.begin(None if is_on_some_ranks else self._changed_paths)
         functions.replace_all(replacements(files))
         replace_libraries = functools.partial(_replace_libraries, functions, files)
         stack.enter_context(observed_imports(LIBRARIES, replace_libraries))
@@ -52,5 +52,5 @@ class FileFunctions:
 
 
 def _replace_libraries(functions: ReplacedFunctions, files: SharedFiles | PrivateFiles) -> None:
-    """Replace the functions of a library that the cell has imported, as those of the others at its start."""
-    functions.replace_others(library_replacements(files))
+    """Replace the functions of a library that the cell has just imported."""
+    functions.replace_new(library_replacements(files))

@@ -1,10 +1,10 @@
 """Reading and assigning ``parameter.data`` and ``parameter.grad.data`` in plain cells.
 
-A sharded tensor cannot be given other memory: assigned values are copied into this rank's shard, and what was read from
-``data`` before gets a copy of the old values, as code that swaps weights with their averages expects. An unsharded
-tensor that was assigned is kept equal to the shard while code holds it, as is one that has received the ``data`` of a
-sharded tensor. Writes of a forward pass to a parameter that was gathered for it would be lost: the strategy detects
-them by version counters and raises; PyTorch does not count writes to ``data``.
+A sharded tensor cannot be given other memory: assigned values are copied into this rank's shard, and tensors that were
+read from ``data`` before get copies of the old values, as code that swaps weights with their averages expects. An
+unsharded tensor that was assigned is kept equal to the shard while code holds it, as is one that has received the
+``data`` of a sharded tensor. Writes of a forward pass to a parameter that was gathered for it would be lost: the
+strategy detects them by version counters and raises; PyTorch does not count writes to ``data``.
 
 DDP averages gradients in the memory of its buckets, and a parameter's gradient is the tensor by which DDP finds
 its place in a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
@@ -32,7 +32,7 @@ class GradientData:
 
     def __init__(self, parameters: Callable[[], Iterable[nn.Parameter]], is_gathered: Callable[[Tensor], bool]) -> None:
         self._parameters = parameters
-        # Returns whether a tensor is the copy of a parameter that a pass computes with, which is not kept.
+        # Returns whether a tensor is a gathered copy of a parameter, which is freed after the pass.
         self._is_gathered = is_gathered
         # By address of a gradient that is a view of a bucket: its parameter.
         self._owners: dict[int, weakref.ref[nn.Parameter]] = {}
@@ -68,14 +68,14 @@ class GradientData:
         return property(read, assign)
 
     def _separate(self, tensor: Tensor, value: Tensor, set_data: Any) -> None:
-        """Copy what is in the memory of a sharded tensor into memory of its own, unless it is what is assigned."""
+        """Copy the values of tensors that share memory with a sharded tensor, unless they are the assigned ones."""
         address = sharded.local_shard(tensor).data_ptr()
         is_assigned = sharded.is_sharded(value) and sharded.local_shard(value).data_ptr() == address
         if not is_assigned and (copies := sharded.copies()) is not None:
             copies.separate(tensor, set_data)
 
     def _share_memory(self, tensor: Tensor, value: Tensor, set_data: Any) -> None:
-        """Keep what was assigned to a sharded tensor equal to it: on one device both are in the same memory."""
+        """Keep an assigned tensor equal to the sharded tensor: on one device both have the same memory."""
         copies = sharded.copies()
         if copies is None:
             return

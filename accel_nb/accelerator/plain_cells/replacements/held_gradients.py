@@ -30,7 +30,7 @@ class HeldGradients:
 
     def replace_functions(self, stack: ExitStack, replace: Callable[[tuple[Any, ...], str, Any], object]) -> None:
         """Replace torch's functions that read or clear gradients, until the cell ends."""
-        if self._stepper.strategy.capabilities.hides_gradients:
+        if self._stepper.strategy.capabilities.holds_gradients:
             replace((Tensor,), "grad", self._make_property)
             replace((nn.Module,), "zero_grad", self._wrap_zero_grad)
 

@@ -25,7 +25,7 @@ def observed_imports(names: Collection[str], on_import: Callable[[], object]) ->
 
 
 class _Finder(MetaPathFinder):
-    """Finds a module by the other finders, and adds a call to what its loader executes."""
+    """Finds a module by the other finders, and adds a call after its loader has executed it."""
 
     def __init__(self, names: Collection[str], on_import: Callable[[], object]) -> None:
         self._names = set(names)

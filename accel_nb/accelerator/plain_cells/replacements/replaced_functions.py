@@ -19,7 +19,7 @@ class ReplacedFunctions:
     def __init__(self) -> None:
         # By owner, name and function: its replacement.
         self._made: dict[tuple[Any, str, Any], Any] = {}
-        # By owner and name: what the owner itself had before; `_INHERITED` for a function of its base.
+        # By owner and name: the owner's own attribute before; `_INHERITED` if it had inherited the function.
         self._replaced: list[tuple[Any, str, Any]] = []
         self._imported = ImportedNames()
 
@@ -38,12 +38,12 @@ class ReplacedFunctions:
         return pairs
 
     def replace_all(self, functions: Iterable[tuple[Any, str, Make]]) -> None:
-        """Replace functions, each given by its owner, its name and what makes the replacement."""
+        """Replace functions, each given by its owner, its name and the factory of the replacement."""
         for owner, name, make in functions:
             self.replace((owner,), name, make)
 
-    def replace_others(self, functions: Iterable[tuple[Any, str, Make]]) -> None:
-        """Replace those of the functions that are not replaced yet."""
+    def replace_new(self, functions: Iterable[tuple[Any, str, Make]]) -> None:
+        """Replace the given functions, except for those already replaced."""
         replaced = {(owner, name) for owner, name, _ in self._replaced}
         self.replace_all(item for item in functions if item[:2] not in replaced)
 
@@ -52,7 +52,7 @@ class ReplacedFunctions:
         self._imported.apply(namespace)
 
     def restore(self, namespace: dict[str, Any]) -> None:
-        """Restore all functions, and the names of a notebook and of the user's modules that mean replacements."""
+        """Restore all functions, and the names of a notebook and of the user's modules that refer to replacements."""
         while self._replaced:
             owner, name, own = self._replaced.pop()
             if own is _INHERITED:

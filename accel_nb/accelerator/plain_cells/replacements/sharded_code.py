@@ -1,4 +1,4 @@
-"""Replacements of torch's functions while a plain cell trains sharded models: the cell's code is for one device."""
+"""Replacements of torch's functions while a plain cell, written for one device, trains sharded models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accel_nb.runtime.mesh import Mesh
 from accel_nb.runtime.process.user_code import is_user_module
 
 Replace = Callable[[tuple[Any, ...], str, Callable[[Any], Any]], object]
-"""Replaces functions of owners, by name, until the cell ends; the last argument makes the replacement."""
+"""Replaces a function of several owners, by name, until the cell ends; the last argument is the factory."""
 
 
 def adapt_to_sharding(
@@ -29,25 +29,25 @@ def adapt_to_sharding(
     mesh: Mesh,
     check_graph_can_be_kept: Callable[[], object],
     *,
-    is_partial: bool,
+    is_on_some_ranks: bool,
 ) -> None:
     """Replace functions, so that operations on sharded tensors have the results of one device, or are refused.
 
     ``check_graph_can_be_kept`` is called before gradients are computed that are differentiated again. Every
-    rank must call, unless the cell ``is_partial``.
+    rank must call, unless the cell ``is_on_some_ranks``.
     """
-    problem = _IN_STAGES if mesh.pp > 1 else None
+    problem = _STAGES_REFUSED if mesh.pp > 1 else None
     for owner, name, make in sharded.whole_number_methods(problem):
         replace((owner,), name, make)
     replace((nn.utils.stateless,), "_functional_call", _refuse_functional_call)
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         replace((Tensor,), name, _refuse_hooks)
     replace((torch.autograd,), "grad", functools.partial(_check_gradients, check_graph_can_be_kept))
-    replace((torch.utils,), "swap_tensors", _leave_equal)
+    replace((torch.utils,), "swap_tensors", _skip_equal_swaps)
     if sharded.has_distributed_tensors():
         from accel_nb.runtime.distributed.sharded_arithmetic import ShardedArithmetic
 
-        stack.enter_context(ShardedArithmetic(comm, problem).enabled(is_partial=is_partial))
+        stack.enter_context(ShardedArithmetic(comm, problem).enabled(is_on_some_ranks=is_on_some_ranks))
     replace_safetensors = functools.partial(_replace_safetensors, replace)
     stack.enter_context(observed_imports({_SAFETENSORS}, replace_safetensors))
     replace_safetensors()
@@ -58,10 +58,10 @@ def _replace_safetensors(replace: Replace) -> None:
     module = sys.modules.get(_SAFETENSORS)
     for name in ("save", "save_file"):
         if module is not None and hasattr(module, name):
-            replace((module,), name, _with_whole_tensors)
+            replace((module,), name, _save_full_tensors)
 
 
-def _with_whole_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+def _save_full_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensors, dict):
@@ -71,8 +71,8 @@ def _with_whole_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _leave_equal(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that exchanges no sharded tensors in the same memory.
+def _skip_equal_swaps(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``swap_tensors`` that does nothing for sharded tensors in the same memory.
 
     `Module.to` exchanges them also where it converts nothing, and PyTorch raises an error if anything refers to one.
     """
@@ -94,7 +94,9 @@ def _refuse_functional_call(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def functional_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if any(sharded.is_sharded(value) for part in module.modules() for value in part._parameters.values()):
-            raise MisuseError(_REFUSED.format(what=f"functional_call of a {type(module).__name__}", why=_GATHERS))
+            raise MisuseError(
+                _REFUSED.format(what=f"functional_call of a {type(module).__name__}", why=_GATHERS_WHEN_CALLED)
+            )
         return original(module, *args, **kwargs)
 
     return functional_call
@@ -104,7 +106,7 @@ def _refuse_hooks(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def register(tensor: Tensor, hook: Callable[..., Any]) -> Any:
         if tensor.is_leaf and sharded.is_sharded(tensor) and is_user_module(sys._getframe(1).f_globals.get("__name__")):
-            raise MisuseError(_REFUSED.format(what="a hook on a parameter", why=_IN_PARTS))
+            raise MisuseError(_REFUSED.format(what="a hook on a parameter", why=_SHARDED_GRADIENTS))
         return original(tensor, hook)
 
     return register
@@ -139,14 +141,14 @@ def _check_gradients(check_graph_can_be_kept: Callable[[], object], original: Ca
 
 def _gradients_refusal() -> MisuseError:
     # The graph references the gathered parameters, and not the parts.
-    return MisuseError(_REFUSED.format(what="torch.autograd.grad with respect to parameters", why=_IN_PARTS))
+    return MisuseError(_REFUSED.format(what="torch.autograd.grad with respect to parameters", why=_SHARDED_GRADIENTS))
 
 
 _SAFETENSORS = "safetensors.torch"
-_IN_STAGES = (
+_STAGES_REFUSED = (
     "the code computes with parameters or gradients of a model in stages, of which each worker holds some: do it after "
     "the cell, use clip_grad_norm_ for the norm of gradients, or train with --pp 1"
 )
-_GATHERS = "which gathers its own parameters when it is called"
-_IN_PARTS = "whose gradients arise in the backward pass, as parts"
+_GATHERS_WHEN_CALLED = "which gathers its own parameters when it is called"
+_SHARDED_GRADIENTS = "whose gradients arise in the backward pass, as parts"
 _REFUSED = "{what} is not possible for a sharded model, {why}: train with --strategy ddp, which holds copies"

@@ -43,7 +43,12 @@ from accel_nb.pool.sync.objects.user_hooks import is_hook_handle
 from accel_nb.pool.sync.reductions.iterators import is_iterator, is_plain_iterator
 from accel_nb.pool.sync.reductions.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.reductions.locks import is_lock
-from accel_nb.pool.sync.reductions.open_files import file_kind_and_position, is_any_file, is_file, set_position
+from accel_nb.pool.sync.reductions.open_files import (
+    file_kind_and_position,
+    is_file_object,
+    is_reopenable_file,
+    set_position,
+)
 from accel_nb.pool.sync.reductions.process_objects import is_of_process
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.held_gradients import gradient_of, set_gradient
@@ -282,7 +287,7 @@ def _read_function(value: types.FunctionType) -> tuple[Any, Any] | None:
     if not is_pickled_by_value(value):
         return None
     cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-    inside = {name: held for name, cell in cells if (held := cell_content(cell)) is not EMPTY_CELL}
+    inside = {name: inner for name, cell in cells if (inner := cell_content(cell)) is not EMPTY_CELL}
     return "function", (inside, value.__defaults__, value.__kwdefaults__, _own(value))
 
 
@@ -311,7 +316,7 @@ def _write_partial(value: Any, content: Any) -> None:
 
 
 def _read_file(value: Any) -> tuple[Any, Any] | None:
-    return file_kind_and_position(value) if is_file(value) else None
+    return file_kind_and_position(value) if is_reopenable_file(value) else None
 
 
 def _read_generator(value: Any) -> tuple[Any, Any]:
@@ -374,7 +379,7 @@ _KINDS = (
     ContentKind(_is_instance(deque), _read_deque, _write_deque),
     ContentKind(_is_instance(bytearray), _read_bytes, _write_sequence),
     ContentKind(_is_instance(array), _read_numbers, _write_sequence),
-    ContentKind(is_any_file, _read_file, set_position),
+    ContentKind(is_file_object, _read_file, set_position),
     ContentKind(is_generator, _read_generator, set_generator_state),
     ContentKind(is_loader, _read_loader, _write_loader),
     ContentKind(is_plain_object, _read_object, _write_object),

@@ -54,6 +54,17 @@ def object_state(value: Any) -> ObjectState:
     return ObjectState(state, frozenset(_left_out(value, state)))
 
 
+def attributes_in_state(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that its state contains as they are; none if its ``__getstate__`` fails."""
+    try:
+        state = _state_of(value)
+    except Exception:  # the user's code may raise anything; the value is then sent, or named, as a whole
+        return {}
+    if not isinstance(state, Mapping):
+        return {}
+    return {name: item for name, item in (attributes_of(value) or {}).items() if state.get(name) is item}
+
+
 def set_object_state(value: Any, content: ObjectState) -> None:
     """Set the state of an object as if it was unpickled."""
     before = dict(attributes_of(value) or {})
@@ -65,8 +76,8 @@ def set_object_state(value: Any, content: ObjectState) -> None:
         raise
 
 
-def kept_attributes(value: Any, content: ObjectState) -> dict[str, Any]:
-    """Return the attributes that ``__getstate__`` leaves out and that no code has set where ``content`` comes from."""
+def unsent_attributes(value: Any, content: ObjectState) -> dict[str, Any]:
+    """Return attributes that ``__getstate__`` leaves out and that the sender of ``content`` has not set either."""
     if not _is_of_notebook(type(value)):
         return {}
     left_out = _left_out(value, _state_of(value))
@@ -74,7 +85,7 @@ def kept_attributes(value: Any, content: ObjectState) -> dict[str, Any]:
 
 
 def _state_of(value: Any) -> Any:
-    """Return the result of ``__getstate__``, and undo what it does to the object; the state has these attributes."""
+    """Return the result of ``__getstate__``, with the old values of attributes that it changes, and restore these."""
     before = dict(attributes_of(value) or {})
     state = value.__getstate__()
     after = attributes_of(value) or {}

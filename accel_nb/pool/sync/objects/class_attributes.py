@@ -48,7 +48,8 @@ def class_parts(kind: type) -> Iterator[tuple[str, Any]]:
 def class_content(kind: type) -> dict[str, Any] | None:
     """Return the members of a class, for `set_class_content`; None if it is sent whole.
 
-    A prepared model has the methods that its class had when it was prepared, and abstract classes have registries.
+    Classes of modules are sent whole, since a prepared model keeps the methods that its class had, and so are abstract
+    classes, which have registries.
     """
     if is_module_class(kind) or issubclass(kind, enum.Enum) or isinstance(kind, abc.ABCMeta):
         return None

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from accel_nb.runtime.distributed.sharded import latest
+from accel_nb.runtime.distributed.sharded import current_replacement
 
 
 class Identities:
@@ -25,4 +25,4 @@ class Identities:
         if not isinstance(other, Identities) or len(self._references) != len(other._references):
             return False
         pairs = zip(self._references, other._references, strict=True)
-        return all((one := latest(a())) is not None and one is latest(b()) for a, b in pairs)
+        return all((one := current_replacement(a())) is not None and one is current_replacement(b()) for a, b in pairs)

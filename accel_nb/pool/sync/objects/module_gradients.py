@@ -27,7 +27,7 @@ def gradient_state(module: Any) -> dict[str, Any]:
 
 
 def set_gradients(module: Any, state: Mapping[str, Any]) -> None:
-    """Set the gradient of each parameter to the one in ``state``; those of others to None."""
+    """Set each parameter's gradient to the one in ``state``, or to None if ``state`` has none."""
     import torch
 
     for path, parameter in module.named_parameters():
@@ -49,7 +49,7 @@ class ReturnedGradients:
 
     limit: int | None
     """The bytes above which the gradients of a model are large; None: no gradient of a parameter goes back."""
-    kept: dict[str, str]
+    not_returned: dict[str, str]
     """By path, why a value stays on the workers."""
     _left: set[int] = field(default_factory=set[int])
     """The ids of the parameters whose gradients stay on the workers."""
@@ -60,11 +60,11 @@ class ReturnedGradients:
             return False
         found = gradients_of(module.named_parameters())
         size = sum(math.prod(full_shape(value)) * value.element_size() for value in found.values())
-        is_divided = any(is_sharded(value) for value in found.values()) and not can_read_full()
-        if not is_divided and (is_wanted or size <= self.limit):
+        is_sharded_module = any(is_sharded(value) for value in found.values()) and not can_read_full()
+        if not is_sharded_module and (is_wanted or size <= self.limit):
             return True
         self._left.update(map(id, module.parameters()))
-        self.kept[f"{path}.grad"] = f"{size_text(size)} is {'divided' if is_divided else 'large'}"
+        self.not_returned[f"{path}.grad"] = f"{size_text(size)} is {'sharded' if is_sharded_module else 'large'}"
         return False
 
     def includes_gradient_of(self, parameter: Any) -> bool:

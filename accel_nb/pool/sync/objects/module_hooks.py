@@ -13,7 +13,7 @@ from accel_nb.pool.sync.objects.user_hooks import (
     defining_module,
     gradient_hook_dict,
     gradient_hooks,
-    is_users,
+    is_from_user,
     reserve_numbers,
 )
 
@@ -45,11 +45,11 @@ def module_hooks(module: Any) -> Iterator[tuple[HookKey, Any]]:
     for path, part in module.named_modules():
         own = vars(part)
         for name in HOOKS:
-            if held := own.get(name):
-                yield from (((path, name, number), hook) for number, hook in held.items() if _is_users(hook))
+            if hook_dict := own.get(name):
+                yield from (((path, name, number), hook) for number, hook in hook_dict.items() if _is_from_user(hook))
     for path, value in module.named_parameters():
-        for name, held in gradient_hooks(value).items():
-            yield from (((path, name, number), hook) for number, hook in held.items())
+        for name, hook_dict in gradient_hooks(value).items():
+            yield from (((path, name, number), hook) for number, hook in hook_dict.items())
 
 
 def module_hook_ids(module: Any) -> dict[HookKey, int]:
@@ -78,37 +78,37 @@ def set_changed_module_hooks(module: Any, hooks: Mapping[str, Mapping[str, Any]]
     """Apply the result of `changed_module_hooks` to another module, in its own dicts: handles refer to these."""
     for path, part in module.named_modules():
         sent, own = hooks.get(path, {}), vars(part)
-        users = {name: [number for number, hook in own[name].items() if _is_users(hook)] for name in HOOKS}
+        users = {name: [number for number, hook in own[name].items() if _is_from_user(hook)] for name in HOOKS}
         for name, holder in FLAGS.items():
             _replace(own[name], users[holder], sent.get(name, {}))
         for name in HOOKS:
-            held = own[name]
+            hook_dict = own[name]
             new_hooks = {
-                number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()
+                number: hook_dict.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()
             }
-            _replace(held, users[name], new_hooks)
+            _replace(hook_dict, users[name], new_hooks)
             reserve_numbers(new_hooks)
         if _IS_FULL_BACKWARD in sent:
             own[_IS_FULL_BACKWARD] = sent[_IS_FULL_BACKWARD]
     for path, value in module.named_parameters():
         sent, own = hooks.get(path, {}), gradient_hooks(value)
         for name in own.keys() | sent.keys():
-            held = gradient_hook_dict(value, name)
+            hook_dict = gradient_hook_dict(value, name)
             new_hooks = {
-                number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()
+                number: hook_dict.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()
             }
-            _replace(held, list(own.get(name, ())), new_hooks)
+            _replace(hook_dict, list(own.get(name, ())), new_hooks)
             reserve_numbers(new_hooks)
 
 
-def _replace(held: dict[int, Any], numbers: Collection[int], new_hooks: Mapping[int, Any]) -> None:
+def _replace(hook_dict: dict[int, Any], numbers: Collection[int], new_hooks: Mapping[int, Any]) -> None:
     for number in numbers:
-        held.pop(number, None)
-    held.update({number: item for number, item in new_hooks.items() if item is not None})
+        hook_dict.pop(number, None)
+    hook_dict.update({number: item for number, item in new_hooks.items() if item is not None})
 
 
-def _is_users(hook: Any) -> bool:
+def _is_from_user(hook: Any) -> bool:
     # torch wraps a `load_state_dict` hook; a pickled wrapper loses the hook's ``__module__``.
     while isinstance(hook, functools.partial) or type(hook).__name__ == "_WrappedHook":
         hook = hook.func if isinstance(hook, functools.partial) else hook.hook
-    return defining_module(hook).startswith("torch.nn.utils.") or is_users(hook)
+    return defining_module(hook).startswith("torch.nn.utils.") or is_from_user(hook)

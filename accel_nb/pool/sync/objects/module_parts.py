@@ -2,7 +2,7 @@
 
 A cell may replace a layer of the notebook's model, add one, or change the dtype of its weights. Trainers, optimizers
 and lists of the notebook refer to that model: it keeps its identity, and so does each part that still exists. The
-*direct parts* of a module are those of its own registries, without those of its submodules.
+*direct parts* of a module are its own parameters, buffers and submodules, not those of its submodules.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class RecordedParts:
         self._places = {path: places[id(module)] for path, module in modules.items()}
 
     def places_of(self, path: str) -> dict[int, str]:
-        """Return by id, for the living parts that the module at ``path`` had, their paths in this module."""
-        living = [(reference(), place) for reference, place in self._places.get(path, ())]
-        return {id(part): place for part, place in living if part is not None}
+        """Return by id, for the alive parts that the module at ``path`` had, their paths in this module."""
+        alive = [(reference(), place) for reference, place in self._places.get(path, ())]
+        return {id(part): place for part, place in alive if part is not None}
 
     def find_relocated(self, modules: Mapping[str, Any]) -> set[str]:
         """Return the paths of ``modules`` with a part that was at another place then, there or in another module."""
@@ -57,7 +57,7 @@ class RecordedParts:
         return found
 
     def shared_ids(self, paths: Iterable[str]) -> SharedObjects:
-        """Return the ids of the living parts that the modules at ``paths`` had, whichever module contains them now.
+        """Return the ids of the alive parts that the modules at ``paths`` had, whichever module contains them now.
 
         A module whose class has changed, as that of a lazy layer in its first call, is left out as a new one. A tensor
         whose dtype or size has changed is not among the owners of memory: the receiver's tensor gets other memory.
@@ -65,10 +65,10 @@ class RecordedParts:
         from accel_nb.runtime.tensors.instance_patching import innermost_class
 
         wanted = set(paths)
-        living = [(reference(), kind, size, item) for reference, kind, size, item in self._parts if item[1] in wanted]
+        alive = [(reference(), kind, size, item) for reference, kind, size, item in self._parts if item[1] in wanted]
         found = [
             (part, size, item)
-            for part, kind, size, item in living
+            for part, kind, size, item in alive
             if part is not None and (not is_module(part) or innermost_class(part) is kind)
         ]
         owners = [part for part, size, _ in found if is_tensor(part) and _dtype_and_size(part) == size]
@@ -96,13 +96,13 @@ def module_parts(module: Any, before: Mapping[str, str]) -> dict[str, dict[str, 
     }
 
 
-def paths_before(module: Any, places: Mapping[int, str], known: Mapping[int, SharedId]) -> dict[str, str]:
+def paths_before(module: Any, places: Mapping[int, str], receiver_ids: Mapping[int, SharedId]) -> dict[str, str]:
     """Return the receiver's paths of submodules and parameters, by their present paths.
 
-    ``places`` are the former paths of parts by id, and ``known`` the ids of the objects that the receiver holds.
+    ``places`` are the former paths of parts by id, and ``receiver_ids`` the ids of the objects that the receiver holds.
     """
     parts = [(now, id(part)) for now, part in _placed_parts(module)]
-    return {now: places[key] for now, key in parts if key in places and key in known}
+    return {now: places[key] for now, key in parts if key in places and key in receiver_ids}
 
 
 def resolve_parts(module: Any, parts: Mapping[str, Mapping[str, Any]]) -> ResolvedParts:
@@ -119,6 +119,6 @@ def set_module_parts(parts: ResolvedParts) -> None:
             registry.update(content)
 
 
-def can_set_parts(module: Any, known: Mapping[int, SharedId]) -> bool:
+def can_set_parts(module: Any, receiver_ids: Mapping[int, SharedId]) -> bool:
     """Return whether the parts of a shared module can be changed in place; those of TorchScript cannot."""
-    return id(module) in known and all(isinstance(vars(part).get("_modules"), dict) for part in module.modules())
+    return id(module) in receiver_ids and all(isinstance(vars(part).get("_modules"), dict) for part in module.modules())

@@ -73,7 +73,7 @@ ObjectId = tuple[Literal["id"], Any]
 class SharedObjects(dict[int, SharedId]):
     """The ids of shared objects. Of these, ``owners`` are tensors and arrays that others may be views of.
 
-    It is valid while none of the objects is changed.
+    It is valid until one of the objects changes.
     """
 
     def __init__(self, ids: Mapping[int, SharedId] | None = None, owners: Iterable[Any] = ()) -> None:
@@ -97,11 +97,11 @@ class SharedObjects(dict[int, SharedId]):
         return SharedObjects(kept, [owner for key, owner in self.owners.items() if key in kept])
 
     def merge(self, other: SharedObjects) -> SharedObjects:
-        """Return these objects and those of ``other``, of which an object that is in both has the id."""
+        """Return these objects and those of ``other``, whose ids take precedence."""
         return SharedObjects({**self, **other}, [*self.owners.values(), *other.owners.values()])
 
     def view_of(self, value: Any) -> tuple[Any, ...] | None:
-        """Return, of a tensor or array in the memory of another one, the id of that object here and the place in it.
+        """Return, for a tensor or array in the memory of a shared object, the id of that object and the place in it.
 
         A tensor in the state of an optimizer is one too: its content is that of the optimizer.
         """
@@ -115,7 +115,7 @@ class SharedObjects(dict[int, SharedId]):
     def has_moved(self, kind: Any, value: Any) -> bool:
         """Return whether the object that a value was a view of is on another device now.
 
-        ``kind`` is that of the value's fingerprint from before.
+        ``kind`` is the ``kind`` of the value's earlier fingerprint.
         """
         owner: Any = self.owners.get(kind[1][0]) if type(kind) is tuple and kind[:1] == ("view",) else None
         if not is_tensor(owner):
@@ -148,14 +148,14 @@ def shared_ids(objects: Mapping[str, Any], held: Mapping[str, OptimizerParts] | 
                 ids.setdefault(id(group), ("group", name, str(number)))
             for part, tensor in state_parts(value).items():
                 is_held = parts is None or parts.has(part, tensor)
-                if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a name of a part of the state
+                if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a tensor in the state that has a name too
                     ids[id(tensor)] = "state", name, part[0]
                     owners.append(tensor)
     return _with_copies(SharedObjects(ids, owners))
 
 
 def _with_copies(objects: SharedObjects) -> SharedObjects:
-    """Return objects and, with the ids of sharded tensors, the full ones that were gathered for views of these."""
+    """Return the objects and the full copies of sharded tensors; a copy has the id of its sharded tensor."""
     held = copies()
     if held is None:
         return objects
@@ -175,7 +175,7 @@ def optimizer_parts(optimizer: Any) -> OptimizerParts:
 
 
 def state_parts(optimizer: Any) -> dict[StatePart, Any]:
-    """Return the tensors in the state of an optimizer's parameters, with the shapes that they have whole."""
+    """Return the tensors in the state of an optimizer's parameters, with their full shapes."""
     found: dict[StatePart, Any] = {}
     for number, parameter in enumerate(parameters_of(optimizer)):
         state = optimizer.state.get(parameter)
@@ -207,7 +207,7 @@ def _add_parts(ids: dict[int, SharedId], name: str, module: Any) -> Iterator[Any
             # The handle of a hook refers to the dicts of flags too, which may be empty.
             if (held := own.get(attribute)) or own.get(hooks):
                 ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
-        for attribute in _REGISTRIES:  # `copy.copy` of a module has the same ones
+        for attribute in _REGISTRIES:  # a `copy.copy` of a module shares these dicts
             if isinstance(held := own.get(attribute), dict) and held:
                 ids.setdefault(id(held), ("registry", name, f"{path}:{attribute}"))
         for key, value in part._parameters.items():
@@ -231,7 +231,7 @@ _VALUES = (
     *(tuple, frozenset, range, slice, types.ModuleType, type(None)),
 )
 _COMMON = frozenset({int, float, str, bool, type(None), bytes})
-"""Types without identity of nearly all items of long containers, which are found faster than by `isinstance`."""
+"""Types without identity that most items of long containers have; a look-up here is faster than `isinstance`."""
 
 
 def has_identity(value: Any) -> bool:

@@ -65,19 +65,19 @@ class SharedMemory:
 def span_of_tensor(tensor: Any) -> MemorySpan | None:
     """Return the span of a tensor, or of this rank's shard of a sharded one; None if it has no memory with strides."""
     torch = sys.modules["torch"]
-    held = local_shard(tensor)
-    if is_lazy(held) or held.layout is not torch.strided or held.is_meta or held.is_quantized or not held.numel():
+    local = local_shard(tensor)
+    if is_lazy(local) or local.layout is not torch.strided or local.is_meta or local.is_quantized or not local.numel():
         return None
-    if held.is_neg():  # its memory has the negative of its values
+    if local.is_neg():  # its memory has the negative of its values
         return None
     try:
-        start = held.data_ptr()
+        start = local.data_ptr()
     except RuntimeError:  # the tensor has no storage, as inside of a function transform
         return None
-    if not start or held.is_contiguous():
-        return (start, held.nbytes) if start else None
-    spans = zip(held.size(), held.stride(), strict=True)
-    return start, (1 + sum((length - 1) * stride for length, stride in spans)) * held.element_size()
+    if not start or local.is_contiguous():
+        return (start, local.nbytes) if start else None
+    spans = zip(local.size(), local.stride(), strict=True)
+    return start, (1 + sum((length - 1) * stride for length, stride in spans)) * local.element_size()
 
 
 def span_of_array(array: Any) -> tuple[MemorySpan, int]:
@@ -106,8 +106,8 @@ def _owned_span(value: Any) -> MemorySpan | None:
     """Return the span of a tensor or array without gaps between its elements; None for others, and for conjugates."""
     if not is_tensor(value):
         return span_of(value) if value.flags.c_contiguous else None
-    span, held = span_of_tensor(value), local_shard(value)
-    return span if span is not None and span[1] == held.nbytes and not held.is_conj() else None
+    span, local = span_of_tensor(value), local_shard(value)
+    return span if span is not None and span[1] == local.nbytes and not local.is_conj() else None
 
 
 class SharedBlock:
@@ -140,9 +140,9 @@ class SharedBlock:
         if offset == 0 and own.dtype is kind and tuple(own.shape) == tuple(size):
             return own
         self._require_layout(own)
-        held = own.untyped_storage()
+        storage = own.untyped_storage()
         start = own.storage_offset() * own.element_size() // kind.itemsize
-        return torch.empty(0, dtype=kind, device=own.device).set_(held, start + offset, size, strides)
+        return torch.empty(0, dtype=kind, device=own.device).set_(storage, start + offset, size, strides)
 
     def buffer(self) -> Any:
         """Return the block as a buffer for arrays."""
@@ -153,8 +153,8 @@ class SharedBlock:
         if not own.is_cpu:
             raise ValueError(f"it is an array that shares memory with a tensor, which the receiver has on {own.device}")
         torch = sys.modules["torch"]
-        held, start = own.untyped_storage(), own.storage_offset() * own.element_size()
-        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(held, start, (own.nbytes,), (1,)).numpy()
+        storage, start = own.untyped_storage(), own.storage_offset() * own.element_size()
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (own.nbytes,), (1,)).numpy()
 
     def _bytes(self) -> Any:
         return self._owner.reshape(-1).view("uint8")

@@ -44,7 +44,7 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
         if kind not in private_names:
             private_names[kind] = _private_names(kind)
         private = private_names[kind]
-        hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training engine has set
+        hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training library has set
         own = {
             name: value
             for name, value in vars(part).items()
@@ -61,19 +61,19 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
 
 
 def users_forward(module: Any) -> Any:
-    """Return the ``forward`` that the user's code has set on a module, under those of engines; None if it has not."""
+    """Return the ``forward`` that the user's code has set on a module, below those of training libraries, or None."""
     from accel_nb.runtime.tensors.instance_patching import forward_of_user, innermost_class  # imports torch
 
     forward = forward_of_user(module)
     while forward is not None and is_of_training_library(forward):
         forward = getattr(forward, "__wrapped__", None)
     usual = getattr(innermost_class(module), "forward", None)
-    is_users = getattr(forward, "__func__", forward) is not usual and type(forward).__name__ != "ScriptMethod"
-    return forward if is_users else None
+    is_from_user = getattr(forward, "__func__", forward) is not usual and type(forward).__name__ != "ScriptMethod"
+    return forward if is_from_user else None
 
 
 def can_set_forward(module: Any) -> bool:
-    """Return whether no engine has replaced the ``forward`` of a module."""
+    """Return whether no training library has replaced the ``forward`` of a module."""
     from accel_nb.runtime.tensors.instance_patching import is_of_instance  # imports torch
 
     return not is_of_instance(type(module)) and not is_of_training_library(vars(module).get("forward"))
@@ -143,7 +143,7 @@ def has_tensor_keys(value: Any) -> bool:
 def tensor_attributes(tensor: Any) -> dict[str, Any]:
     """Return the attributes that the user's code has set on a tensor."""
     own = vars(tensor)
-    if "__getstate__" in own:  # set by a training engine that keeps attributes of its own on parameters
+    if "__getstate__" in own:  # set by a training library that stores its attributes on parameters
         own = own["__getstate__"]()
     return {name: value for name, value in own.items() if not name.startswith(_OF_TENSORS)}
 

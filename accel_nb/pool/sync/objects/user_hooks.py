@@ -36,8 +36,8 @@ _METHODS = ("step", "zero_grad")
 """Methods that torch's schedulers and training libraries replace on an optimizer too."""
 
 
-def is_users(hook: Any) -> bool:
-    """Return whether a function is defined in none of `_HOOKING_PACKAGES`."""
+def is_from_user(hook: Any) -> bool:
+    """Return whether a function is defined outside of `_HOOKING_PACKAGES`."""
     return defining_module(hook).partition(".")[0] not in _HOOKING_PACKAGES
 
 
@@ -54,10 +54,10 @@ def gradient_hooks(tensor: Any) -> dict[str, dict[int, Any]]:
     """
     found: dict[str, dict[int, Any]] = {}
     for name in GRADIENT_HOOKS if tensor.is_leaf else ():
-        if held := getattr(tensor, name, None):
-            own = {number: hook for number, hook in held.items() if is_users(hook)}
+        if hook_dict := getattr(tensor, name, None):
+            own = {number: hook for number, hook in hook_dict.items() if is_from_user(hook)}
             if own:
-                found[name] = held if len(own) == len(held) else OrderedDict(own)
+                found[name] = hook_dict if len(own) == len(hook_dict) else OrderedDict(own)
     return found
 
 
@@ -75,16 +75,18 @@ def optimizer_hooks(optimizer: Any) -> dict[str, dict[int, Any]]:
     """
     found: dict[str, dict[int, Any]] = {}
     for name in OPTIMIZER_HOOKS:
-        if held := vars(optimizer).get(name):
-            own = {number: hook for number, hook in held.items() if is_users(hook)}
-            found[name] = held if len(own) == len(held) else OrderedDict(own)
-    return {name: held for name, held in found.items() if held}
+        if hook_dict := vars(optimizer).get(name):
+            own = {number: hook for number, hook in hook_dict.items() if is_from_user(hook)}
+            found[name] = hook_dict if len(own) == len(hook_dict) else OrderedDict(own)
+    return {name: hook_dict for name, hook_dict in found.items() if hook_dict}
 
 
 def optimizer_hook_ids(optimizer: Any) -> tuple[HookId, ...]:
     """Return the identities of the user's hooks of an optimizer, valid in this process."""
     return tuple(
-        (name, number, id(hook)) for name, held in optimizer_hooks(optimizer).items() for number, hook in held.items()
+        (name, number, id(hook))
+        for name, hook_dict in optimizer_hooks(optimizer).items()
+        for number, hook in hook_dict.items()
     )
 
 
@@ -93,32 +95,32 @@ def changed_hooks(optimizer: Any, before: Collection[HookId]) -> dict[str, dict[
     if optimizer_hook_ids(optimizer) == before:
         return None
     return {
-        name: {number: None if (name, number, id(hook)) in before else hook for number, hook in held.items()}
-        for name, held in optimizer_hooks(optimizer).items()
+        name: {number: None if (name, number, id(hook)) in before else hook for number, hook in hook_dict.items()}
+        for name, hook_dict in optimizer_hooks(optimizer).items()
     }
 
 
 def set_changed_hooks(optimizer: Any, hooks: Mapping[str, Mapping[int, Any]]) -> None:
     """Apply the result of `changed_hooks` to another optimizer, in its own dicts: handles refer to these."""
     for name in OPTIMIZER_HOOKS:
-        held = vars(optimizer).setdefault(name, OrderedDict())
-        others = {number: held[number] if hook is None else hook for number, hook in hooks.get(name, {}).items()}
-        for number in [number for number, hook in held.items() if is_users(hook)]:
-            del held[number]
-        held.update(others)
+        hook_dict = vars(optimizer).setdefault(name, OrderedDict())
+        others = {number: hook_dict[number] if hook is None else hook for number, hook in hooks.get(name, {}).items()}
+        for number in [number for number, hook in hook_dict.items() if is_from_user(hook)]:
+            del hook_dict[number]
+        hook_dict.update(others)
         reserve_numbers(others)
 
 
 @contextmanager
 def without_hooks(optimizer: Any) -> Iterator[None]:
     """Remove the user's hooks of an optimizer in the with statement, as its state is sent to another process."""
-    held = {name: dict(hooks) for name in OPTIMIZER_HOOKS if (hooks := vars(optimizer).get(name))}
+    hooks_by_attribute = {name: dict(hooks) for name in OPTIMIZER_HOOKS if (hooks := vars(optimizer).get(name))}
     try:
-        if held:
+        if hooks_by_attribute:
             set_changed_hooks(optimizer, {})
         yield
     finally:
-        for name, hooks in held.items():
+        for name, hooks in hooks_by_attribute.items():
             vars(optimizer)[name].clear()
             vars(optimizer)[name].update(hooks)
 
@@ -196,5 +198,5 @@ def is_hook_handle(value: Any) -> bool:
 def reduce_hook_handle(handle: Any) -> Any:
     """Reduce a handle, without the references that are None because their module was freed."""
     hooks, number, *others = handle.__getstate__()
-    present = [tuple(held for held in extra if held is not None) for extra in others]
+    present = [tuple(item for item in extra if item is not None) for extra in others]
     return copyreg.__newobj__, (type(handle),), (hooks, number, *present)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Results in the caches of functions, which each process has for itself: which of them a user can miss.
+"""Caches of functions, which are not sent, and detection of results in them whose loss has an effect.
 
 A function with a cache is sent without its results. The other process computes them again, which is the same unless a
 result was changed since, as a model is that is trained.

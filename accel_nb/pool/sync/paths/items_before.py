@@ -1,7 +1,7 @@
-"""Objects in the notebook's values that come back as new ones, and the old ones that something else refers to.
+"""The objects that values contained before a cell, to report other references to those that the cell has replaced.
 
-Items of sets and attributes that cannot be changed in place have no paths: the value that contains them gets new
-objects. Another name, or another value, has the old one, which is reported.
+Items of sets and attributes that cannot be changed in place have no paths: after the cell the value contains new
+objects in their place. If another name or value still refers to an earlier one, this is reported.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from accel_nb.runtime.container_items import items_of
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _WEAK = weakref.WeakSet | weakref.WeakKeyDictionary | weakref.WeakValueDictionary
 _OWN_REFERENCES = 2
-"""Those of the list of old objects, and of the argument of `sys.getrefcount`."""
+"""References by the list of earlier objects, and by of the argument of `sys.getrefcount`."""
 
 
 class ItemsBefore:
-    """The objects without a path of their own in the values at some paths, before these are changed."""
+    """The objects inside of the values at some paths, before the values are changed; only objects without own paths."""
 
     def __init__(
         self,
@@ -38,15 +38,15 @@ class ItemsBefore:
     ) -> None:
         """``paths`` are those of values that are changed, ``replaced`` those of values that are replaced as a whole.
 
-        The latter's lists and dicts are not recorded: to hold them would keep the values, to which they may refer.
-        ``contents`` are the new ones of items of long containers, by path.
+        Lists and dicts inside of ``replaced`` values are not recorded: references to them could keep the values alive.
+        ``contents`` are the new contents of the items of long containers, by path.
         """
         self._namespace = namespace
         self._weak: dict[str, list[weakref.ref[Any]]] = {}
         self._other: dict[str, list[Any]] = {}
         whole = set(replaced)
         found = [(path, item) for path in (*paths, *whole) for item in _items(_find(namespace, path))]
-        known = {*shared_ids(), *_kept_items(paths, namespace, contents)} if found else ()
+        known = {*shared_ids(), *_ids_of_kept_items(paths, namespace, contents)} if found else ()
         for path, item in found:
             if id(item) in known:
                 continue
@@ -55,12 +55,12 @@ class ItemsBefore:
             elif path not in whole:  # there are no weak references to lists and dicts
                 self._other.setdefault(path, []).append(item)
 
-    def describe_other_uses(self, but: Collection[str]) -> list[str]:
-        """Return a line for each path outside of ``but`` whose old objects something else refers to."""
+    def describe_other_uses(self, except_paths: Collection[str]) -> list[str]:
+        """Return a line for each path, except ``except_paths``, whose earlier objects are still in use elsewhere."""
         if not self._find_used():
             return []
-        gc.collect()  # of what refers to the old ones, some may be garbage
-        found = [path for path in self._find_used() if path not in but]
+        gc.collect()  # objects that refer to the earlier ones may be garbage
+        found = [path for path in self._find_used() if path not in except_paths]
         return [
             f"{readable_path(path)} contains new objects after the cell; other variables that refer to the earlier "
             "ones have them as they were before it"
@@ -83,7 +83,9 @@ class ItemsBefore:
         )
 
 
-def _kept_items(paths: Iterable[str], namespace: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]) -> set[int]:
+def _ids_of_kept_items(
+    paths: Iterable[str], namespace: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]
+) -> set[int]:
     """Return the ids of the items of long containers that are changed in place, if at all."""
     found: set[int] = set()
     for path in paths:
@@ -95,7 +97,7 @@ def _kept_items(paths: Iterable[str], namespace: Mapping[str, Any], contents: Ma
 def _find(namespace: Mapping[str, Any], path: str) -> Any:
     try:
         return resolve_path(namespace, path)
-    except LookupError:  # it is gone
+    except LookupError:  # it no longer exists
         return None
 
 
@@ -112,16 +114,16 @@ def _items(value: Any) -> Iterator[Any]:
         seen.add(id(value))
         own = {} if isinstance(value, _WEAK) else attributes_of(value) or {}
         waiting += [item for item in own.values() if isinstance(item, _WEAK)]
-        if isinstance(value, type) or is_module(value):  # its methods, or its parts, come as new ones with it
+        if isinstance(value, type) or is_module(value):  # its methods, or its parts, are replaced together with it
             continue
-        for item in (*_held(value), *own.values()):
+        for item in (*_contained_items(value), *own.values()):
             if isinstance(item, frozenset | tuple):
                 waiting.append(item)
             elif has_identity(item) and not isinstance(item, weakref.ref):
                 yield item
 
 
-def _held(value: Any) -> Iterable[Any]:
+def _contained_items(value: Any) -> Iterable[Any]:
     """Return the items of a container, and the keys of a dict that refers to them weakly."""
     if isinstance(value, weakref.WeakSet):
         return value

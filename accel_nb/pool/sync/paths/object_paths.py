@@ -15,6 +15,7 @@ from typing import Any
 
 from accel_nb.pool.sync.contents.content_kinds import EMPTY_CELL, cell_content, is_set_in_place, is_settable_tensor
 from accel_nb.pool.sync.contents.long_items import COMMON_ATOMS, MAX_ITEMS
+from accel_nb.pool.sync.contents.object_states import attributes_in_state, has_own_state
 from accel_nb.pool.sync.contents.plain_objects import (
     ATOMS,
     is_array,
@@ -46,9 +47,9 @@ from accel_nb.pool.sync.objects.user_hooks import gradient_hooks
 from accel_nb.pool.sync.reductions.iterators import is_generator_iterator, is_loader_iterator
 from accel_nb.pool.sync.reductions.loader_state import loader_attributes
 from accel_nb.pool.sync.reductions.memory_views import is_whole_view
-from accel_nb.pool.sync.reductions.open_files import file_of, is_any_file, is_csv_writer, is_file
+from accel_nb.pool.sync.reductions.open_files import file_of, is_csv_writer, is_file_object, is_reopenable_file
 from accel_nb.runtime.container_items import items_of
-from accel_nb.runtime.generators import argument_values
+from accel_nb.runtime.python_generators import argument_values
 
 MAX_PARTS = 512
 """The most objects of a value that have paths, and the most steps of a path."""
@@ -164,8 +165,8 @@ def _has_path(value: Any) -> bool:
         return is_pickled_by_value(value)
     if isinstance(value, type):
         return is_local_class(value)
-    if is_any_file(value):
-        return is_file(value)
+    if is_file_object(value):
+        return is_reopenable_file(value)
     return (
         is_set_in_place(value)
         or isinstance(value, dict | types.MethodType | types.CellType)
@@ -232,7 +233,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
     elif is_array(value):
         if value.dtype.hasobject and value.size <= MAX_ITEMS:
             yield from ((f"{_ITEM}{index}", item) for index, item in enumerate(value.flat))
-    elif is_plain_object(value):
+    elif is_plain_object(value) or has_own_state(value):
         yield from _attributes(value)
         if is_local_class(type(value)):
             yield "class", type(value)
@@ -257,8 +258,8 @@ def _module_attribute(module: Any, place: str) -> Any:
 
 
 def _numbered(step: str, hooks: Mapping[str, Mapping[int, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, held in hooks.items():
-        yield from ((f"{step}{name}.{number}", hook) for number, hook in held.items())
+    for name, hook_dict in hooks.items():
+        yield from ((f"{step}{name}.{number}", hook) for number, hook in hook_dict.items())
 
 
 def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
@@ -270,6 +271,7 @@ def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    for name, item in itertools.islice((attributes_of(value) or {}).items(), MAX_ITEMS):
+    own = attributes_in_state(value) if has_own_state(value) else attributes_of(value) or {}
+    for name, item in itertools.islice(own.items(), MAX_ITEMS):
         if name.isidentifier():
             yield f"attribute:{name}", item

@@ -1,7 +1,6 @@
-"""Objects that came back as new ones: the new one takes the place of the old one in the values of the notebook.
+"""Objects that a cell on the workers has replaced: the notebook.s containers get the new object in place of the old.
 
-Python cannot make one object take the place of another in the whole process. Where else the old one is in use, as in a
-tuple, this is reported.
+Python cannot replace an object in the whole process. Other references to the old one, as in a tuple, are reported.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from accel_nb.pool.sync.objects.object_kinds import attributes_of, is_module, se
 from accel_nb.pool.sync.paths.object_paths import referenced_objects
 
 _OWN_REFERENCES = 2
-"""Those of the dict of old objects, and of the argument of `sys.getrefcount`."""
+"""References by the dict of old objects, and by of the argument of `sys.getrefcount`."""
 
 
-def put_in_place(old: Mapping[str, Any], values: Mapping[str, Any], namespace: dict[str, Any]) -> list[str]:
-    """Put the values that some names have now in the place of their ``old`` ones; return other names that had these.
+def replace_references(old: Mapping[str, Any], values: Mapping[str, Any], namespace: dict[str, Any]) -> list[str]:
+    """Replace references to ``old`` objects, by name, by the name's present value; return other names of these objects.
 
-    ``values`` are those of the notebook, whose names are bound in ``namespace``.
+    ``values`` are the values of the notebook in which references are replaced; names are bound in ``namespace``.
     """
     rebound: list[str] = []
     new = {id(value): namespace[name] for name, value in old.items()}
@@ -38,23 +37,23 @@ def put_in_place(old: Mapping[str, Any], values: Mapping[str, Any], namespace: d
             continue
         parts = value.modules() if is_module(value) else (value,)
         for holder in (*parts, *referenced_objects(name, value).values()):
-            _put_in(holder, new)
+            _replace_in(holder, new)
     return rebound
 
 
 def describe_other_uses(old: dict[str, Any]) -> dict[str, str]:
-    """Return by name a line for each of the ``old`` objects that something else refers to, and empty ``old``."""
+    """Empty ``old``, and return by name a line for each object in it that is still referred to elsewhere."""
     kinds = {name: type(value).__name__ for name, value in old.items()}
     weak = {name: weakref.ref(value) for name, value in old.items() if type(value).__weakrefoffset__}
     for name in weak:  # old ones may refer to each other
         del old[name]
     if _find_used(weak, old):
-        gc.collect()  # of what refers to the old ones, some may be garbage
+        gc.collect()  # objects that refer to the old ones may be garbage
     used = _find_used(weak, old)
     old.clear()
     return {
-        name: f"{name} is a new object, since a {kinds[name]} cannot be changed in place; what else refers to it has "
-        "the one of before"
+        name: f"{name} is a new object, since a {kinds[name]} cannot be changed in place; other "
+        "variables that refer to it still have the earlier object"
         for name in kinds
         if name in used
     }
@@ -65,24 +64,24 @@ def _find_used(weak: Mapping[str, weakref.ref[Any]], old: Mapping[str, Any]) -> 
     return alive.union(name for name in old if sys.getrefcount(old[name]) > _OWN_REFERENCES)
 
 
-def _put_in(holder: Any, new: Mapping[int, Any]) -> None:
-    """Replace what a container, a closure's cell, a class or an object refers to directly."""
+def _replace_in(holder: Any, new: Mapping[int, Any]) -> None:
+    """Replace references that a container, a closure cell, a class or an object has directly."""
     if isinstance(holder, list | deque):
-        for index in _places(enumerate(holder), new):
+        for index in _keys_to_replace(enumerate(holder), new):
             holder[index] = new[id(holder[index])]
     elif isinstance(holder, dict):
-        for key in _places(holder.items(), new):
+        for key in _keys_to_replace(holder.items(), new):
             dict.__setitem__(holder, key, new[id(holder[key])])
     elif isinstance(holder, types.CellType):
         with suppress(ValueError):  # the cell is empty
             holder.cell_contents = new.get(id(holder.cell_contents), holder.cell_contents)
     own = attributes_of(holder) or {}
-    for name in _places(own.items(), new):
+    for name in _keys_to_replace(own.items(), new):
         if is_notebook_class(holder):
             setattr(holder, name, new[id(own[name])])
         else:
             set_attributes(holder, {name: new[id(own[name])]}, is_complete=False)
 
 
-def _places(items: Iterable[tuple[Any, Any]], new: Mapping[int, Any]) -> list[Any]:
-    return [place for place, item in items if id(item) in new]
+def _keys_to_replace(items: Iterable[tuple[Any, Any]], new: Mapping[int, Any]) -> list[Any]:
+    return [key for key, item in items if id(item) in new]

@@ -1,4 +1,4 @@
-"""Classes of cells with members that a class takes only when it is made; cloudpickle sets members afterwards.
+"""Classes of cells with members that only have an effect in the class body; cloudpickle sets members afterwards.
 
 Objects of a class without its ``__slots__`` had a ``__dict__``. A ``__name__`` set afterwards renames the class.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-_TAKEN_WHEN_MADE = ("__slots__", "__name__")
+_CLASS_BODY_MEMBERS = ("__slots__", "__name__")
 
 
-def with_members_of_the_body(kind: type, reduced: Any) -> Any:
+def with_body_members(kind: type, reduced: Any) -> Any:
     """Return cloudpickle's reduction of a class, changed so that the class is made with such members."""
-    members = {name: vars(kind)[name] for name in _TAKEN_WHEN_MADE if name in vars(kind)}
+    members = {name: vars(kind)[name] for name in _CLASS_BODY_MEMBERS if name in vars(kind)}
     if not members or not isinstance(reduced, tuple) or len(reduced[1]) != 6:
-        return reduced  # a class without any, one that can be imported, or an enum
+        return reduced  # a class without such members, an importable class, or an enum
     make, (metaclass, name, bases, body, *rest), (state, slots), *items = reduced
     if NamedTuple in bases:
         return reduced  # it is made with slots, and must not name them

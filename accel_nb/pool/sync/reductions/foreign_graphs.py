@@ -12,11 +12,11 @@ from accel_nb.errors import MisuseError
 
 
 class ComputedInAnotherProcess(torch.autograd.Function):
-    """Stands in an autograd graph for the operations that another process has run."""
+    """Node of an autograd graph in place of the operations that another process has run."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor that ``make`` returns; ``anchor`` requires gradients, so that the result does."""
+    def forward(ctx: Any, requires_grad_input: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """Return the tensor that ``make`` returns, which requires gradients as ``requires_grad_input`` does."""
         return make()
 
     @staticmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from accel_nb.runtime.generators import call_arguments, function_of, has_not_started
+from accel_nb.runtime.python_generators import call_arguments, function_of, has_not_started
 
 WAS_READ = "was read there, where the next cell on the workers continues; that of the notebook is where it was"
 """Why an iterator that kernel and workers share is no longer the same on both."""

@@ -33,7 +33,7 @@ class StartedWorkers:
 
 
 def has_started_workers(loader: Any) -> bool:
-    """Return whether a loader has started persistent worker processes, in this process or in that which sent it."""
+    """Return whether a loader has started persistent workers, in this process or in the process that sent it."""
     return bool(loader.persistent_workers) and vars(loader).get(_ITERATOR) is not None
 
 

@@ -14,7 +14,7 @@ def is_lock(value: Any) -> bool:
 
 
 def reduce_lock(lock: Any) -> tuple[Any, ...]:
-    """Reduce a lock that no other thread holds to a new one. Raise TypeError for one that is held."""
+    """Reduce a lock that is not held to a new lock. Raise TypeError if another thread holds it."""
     if not lock.acquire(blocking=False):
         raise TypeError("a thread of this process holds the lock: wait for the thread before the cell")
     lock.release()

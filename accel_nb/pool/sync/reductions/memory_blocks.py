@@ -1,8 +1,8 @@
 """Blocks of memory in a stream of values: tensors and arrays in one block share memory on the receiving side too.
 
 A tensor's block is its storage, an array's is that of the array that it is a view of. An array and the tensor that
-`torch.from_numpy` makes of it are in one block, which is found by its address. What is in the memory of an object that
-the receiver holds is in a `SharedBlock` of that object.
+`torch.from_numpy` makes of it are in one block, which is found by its address. Data in the memory of an object that the
+receiver holds belongs to a `SharedBlock` of that object.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MemoryBlock:
         import torch
 
         if self._storage is None:
-            self._storage = self._make_storage()  # always the same one
+            self._storage = self._make_storage()  # always the same storage
         return torch.empty(0, dtype=getattr(torch, dtype), device="cpu").set_(self._storage, *layout)
 
     def _make_storage(self) -> Any:
@@ -120,7 +120,7 @@ class MemoryBlocks:
     def place_array(self, array: Any, *, as_data: bool = False) -> tuple[Any, ...] | None:
         """Return the arguments with which `rebuild_array` makes an array; None if it has no plain bytes.
 
-        The array is of NumPy's own class. With ``as_data`` its block is none of an object that the receiver holds.
+        The array is of NumPy's own class. With ``as_data`` the block is never a `SharedBlock`.
         """
         if array.dtype.hasobject or not array.nbytes:
             return None

@@ -17,7 +17,7 @@ def constants_of(kind: type) -> dict[int, str]:
         module = sys.modules.get(kind.__module__)
         has_module = module is not None and kind.__module__ not in ("__main__", "builtins")
         is_usual = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-        held = list(vars(module).items()) if has_module and is_usual and not issubclass(kind, type) else []
-        found = {id(value): name for name, value in held if type(value) is kind and not attributes_of(value)}
+        attributes = list(vars(module).items()) if has_module and is_usual and not issubclass(kind, type) else []
+        found = {id(value): name for name, value in attributes if type(value) is kind and not attributes_of(value)}
         _constants[kind] = found
     return found

@@ -141,7 +141,7 @@ def may_change_itself(kind: type) -> bool:
 
 
 def reduce_unchanged(value: Any) -> Any:
-    """Reduce an object and undo what its ``__getstate__`` does to it; the copy has these attributes too.
+    """Reduce an object, and restore attributes that its ``__getstate__`` has changed; the copy gets these too.
 
     Pyro's guides lose their model by it.
     """

@@ -33,17 +33,17 @@ class FilePosition:
     position: int | None
 
 
-def is_any_file(value: Any) -> bool:
+def is_file_object(value: Any) -> bool:
     """Return whether a value is a file object of the module ``io``, in any mode."""
     return type(value) in _KINDS
 
 
-def is_file(value: Any) -> bool:
+def is_reopenable_file(value: Any) -> bool:
     """Return whether a value is a file with a path, open for reading only or for writing only, or closed after that.
 
     False for pipes, devices and files that are open for both, which another process cannot open in the same state.
     """
-    if not is_any_file(value):
+    if not is_file_object(value):
         return False
     try:
         path, mode = value.name, _mode_of(value)
@@ -54,7 +54,7 @@ def is_file(value: Any) -> bool:
 
 def is_open_for_writing(value: Any) -> bool:
     """Return whether a value is a file with a path that can be written to."""
-    return is_file(value) and not value.closed and value.writable()
+    return is_reopenable_file(value) and not value.closed and value.writable()
 
 
 def _is_at(path: str, file: Any) -> bool:
@@ -86,10 +86,10 @@ def set_position(file: Any, position: FilePosition) -> None:
 def reduce_file(file: Any) -> Any:
     """Reduce a file to its path, its mode and settings, and its position.
 
-    Raise TypeError while a loop reads its lines, and for a file for which `is_file` is false. Raise OSError if what was
-    written cannot be saved, as on a full disk.
+    Raise TypeError while a loop reads its lines, and for a file for which `is_reopenable_file` is false. Raise OSError
+    if written data cannot be saved, as on a full disk.
     """
-    if not is_file(file):
+    if not is_reopenable_file(file):
         raise TypeError("it is not a file at a path that is open for reading only or for writing only")
     if not file.closed and file.writable():
         file.flush()

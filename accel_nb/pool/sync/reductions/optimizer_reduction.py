@@ -50,20 +50,20 @@ def is_property(kind: Any, name: str) -> bool:
 
 
 def reduce_replacement(method: types.MethodType) -> Any:
-    """Reduce a method that an engine has set on an optimizer: as the one that it has replaced."""
+    """Reduce a method that a training library has set on an optimizer to the method that it has replaced."""
     optimizer = method.__self__
-    held = replaced_method(optimizer, method.__name__, method)
-    if held is None:
+    original = replaced_method(optimizer, method.__name__, method)
+    if original is None:
         return types.MethodType, (getattr(type(optimizer), method.__name__), optimizer)
-    return _unchanged, (held,)
+    return _identity, (original,)
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 def _set_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
     vars(optimizer).update(state)  # properties of a wrapper, which torch reads next, may need its attributes
     optimizer.__setstate__(state)
-    for held in optimizer_hooks(optimizer).values():
-        reserve_numbers(held)
+    for hook_dict in optimizer_hooks(optimizer).values():
+        reserve_numbers(hook_dict)

@@ -1,4 +1,4 @@
-"""Imported classes that further modules give methods when they are imported, as fastai's do.
+"""Imported classes to which other modules add methods when they are imported, as fastai's modules do.
 
 A class is sent by its module and name. The receiver also imports the modules whose functions it has.
 """
@@ -40,4 +40,4 @@ def _import_class(module: str, name: str, patching: list[str]) -> Any:
 
 
 _WITHOUT_PATCHES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "accel_nb"}
-"""Packages whose modules give no methods to classes of others."""
+"""Packages whose modules add no methods to classes of others."""

@@ -21,16 +21,16 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, gradient: Any) -> Any:
     data, is_conjugate = _in_memory(tensor)
     device = "cpu"
     if (shared := blocks.share_tensor(data)) is not None:
-        held, layout = shared
+        block, layout = shared
     else:
-        device, held, layout = _place(data, blocks)
+        device, block, layout = _place(data, blocks)
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     name = str(data.dtype).removeprefix("torch.")
     if not tensor.is_leaf:
-        rebuilt = _rebuild_inner_tensor, (held, name, layout, device, is_conjugate, gradient)
+        rebuilt = _rebuild_inner_tensor, (block, name, layout, device, is_conjugate, gradient)
         own = tensor_attributes(tensor)
         return (*rebuilt, ({}, gradient, own), None, None, _set_tensor_state) if own else rebuilt
-    arguments = held, name, layout, tensor.requires_grad, is_parameter, device, is_conjugate
+    arguments = block, name, layout, tensor.requires_grad, is_parameter, device, is_conjugate
     hooks = gradient_hooks(tensor)
     if gradient is not None and type(gradient) is not torch.Tensor:
         gradient = None
@@ -68,8 +68,8 @@ def reduce_data(tensor: Any, blocks: MemoryBlocks) -> Any:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return tensor.detach().__reduce_ex__(5)
     data, is_conjugate = _in_memory(tensor)
-    device, held, layout = _place(data, blocks)
-    return _rebuild_tensor, (held, str(data.dtype).removeprefix("torch."), layout, False, False, device, is_conjugate)
+    device, block, layout = _place(data, blocks)
+    return _rebuild_tensor, (block, str(data.dtype).removeprefix("torch."), layout, False, False, device, is_conjugate)
 
 
 def reduce_sharded_view(tensor: Any, blocks: MemoryBlocks) -> Any:
@@ -94,16 +94,16 @@ def _in_memory(tensor: Any) -> tuple[Any, bool]:
 
 
 def _place(data: Any, blocks: MemoryBlocks) -> tuple[str, MemoryBlock, tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    held, layout = blocks.place_tensor(data if data.is_cpu else data.cpu())
-    return "cpu" if data.is_cpu else "worker", held, layout
+    block, layout = blocks.place_tensor(data if data.is_cpu else data.cpu())
+    return "cpu" if data.is_cpu else "worker", block, layout
 
 
 def _set_tensor_state(tensor: Any, state: tuple[dict[str, dict[int, Any]], Any, dict[str, Any]]) -> None:
     hooks, tensor.grad, own = state
     vars(tensor).update(own)
-    for name, held in hooks.items():
-        setattr(tensor, name, held)
-        reserve_numbers(held)
+    for name, hook_dict in hooks.items():
+        setattr(tensor, name, hook_dict)
+        reserve_numbers(hook_dict)
 
 
 def _rebuild_tensor(

@@ -1,4 +1,4 @@
-"""Widgets of the notebook's page: each process has a widget object for a widget model, found by the model's id.
+"""Widgets of the front end: each process has a widget object for a widget model, found by the model's id.
 
 A worker's widget sends its changes as comm messages; the notebook's widget is sent, as its state, with a cell.
 """
@@ -19,7 +19,7 @@ _PACKAGE = "ipywidgets"
 
 
 def is_widget(value: Any) -> bool:
-    """Return whether a value is a widget, whose state is in the notebook's page too."""
+    """Return whether a value is a widget, whose state is in the front end too."""
     widgets = sys.modules.get(_PACKAGE)
     return widgets is not None and isinstance(value, widgets.Widget)
 
@@ -72,7 +72,7 @@ def _make(kind: Any, model_id: str, state: dict[str, Any], parts: dict[str, Any]
         widget.set_state(state)
         return widget
     comm = getattr(*comm_function())(target_name=WIDGET_TARGET, comm_id=model_id, primary=False)
-    with comm.paused():  # the constructor arguments must send no message to the page
+    with comm.paused():  # the constructor arguments must send no message to the front end
         widget = kind(comm=comm, **parts)
         widget.set_state(state)
     return widget

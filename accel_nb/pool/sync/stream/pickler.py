@@ -41,7 +41,7 @@ from accel_nb.pool.sync.objects.shared_memory import OwnData
 from accel_nb.pool.sync.objects.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
 from accel_nb.pool.sync.paths.object_paths import resolve_path
 from accel_nb.pool.sync.reductions.cell_classes import reduce_class
-from accel_nb.pool.sync.reductions.class_bodies import with_members_of_the_body
+from accel_nb.pool.sync.reductions.class_bodies import with_body_members
 from accel_nb.pool.sync.reductions.custom_operators import is_custom_operator, reduce_custom_operator
 from accel_nb.pool.sync.reductions.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.reductions.function_reduction import (
@@ -88,7 +88,7 @@ from accel_nb.pool.sync.reductions.object_reduction import (
     reduce_without_new,
     with_own_state,
 )
-from accel_nb.pool.sync.reductions.open_files import is_any_file, is_csv_writer, reduce_csv_writer, reduce_file
+from accel_nb.pool.sync.reductions.open_files import is_csv_writer, is_file_object, reduce_csv_writer, reduce_file
 from accel_nb.pool.sync.reductions.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.reductions.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.reductions.patched_classes import reduce_patched_class
@@ -160,8 +160,8 @@ def _is_weak_reference(value: Any) -> bool:
     """Return whether a value is a weak reference to an object of training, which others hold too."""
     if type(value) is not weakref.ref:
         return False
-    held = value()
-    return is_tensor(held) or is_module(held) or is_optimizer(held)
+    referent = value()
+    return is_tensor(referent) or is_module(referent) or is_optimizer(referent)
 
 
 def _reduce_weak_reference(reference: weakref.ref[Any]) -> Any:
@@ -182,7 +182,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
     (is_cached_function, reduce_cached_function),
     (is_cached_property, reduce_cached_property),
     (is_rebuilt_by_init, reduce_exception),
-    (is_any_file, reduce_file),
+    (is_file_object, reduce_file),
     (is_hdf5_object, reduce_hdf5_object),
     (is_custom_operator, reduce_custom_operator),
     (is_csv_writer, reduce_csv_writer),
@@ -234,7 +234,7 @@ class Pickler(cloudpickle.Pickler):
         self._by_identity = by_identity
         self._kept_names = kept_names
         self._is_returned = kept_names is None
-        # Whether the gradient of a parameter is a part of it; without this, of none: a copy is measured or compared.
+        # Returns whether a parameter is sent with its gradient. None: never, since the copy is measured or compared.
         self._has_gradient = has_gradient
         objects = shared if isinstance(shared, SharedObjects) else SharedObjects()
         self._blocks = MemoryBlocks(objects)
@@ -262,8 +262,8 @@ class Pickler(cloudpickle.Pickler):
             if kind is str:
                 return self._id_of_text(obj)
             if kind is int and obj >= _LOWEST_ID and not self._by_identity:
-                held = self._shared.get(obj) or self._sent.get(obj)
-                return None if held is None else ("id", held)
+                shared_id = self._shared.get(obj) or self._sent.get(obj)
+                return None if shared_id is None else ("id", shared_id)
             return None
         if self._by_identity:
             return id(obj) if found[0] == ITEM or not is_replaced_whole(obj) else None
@@ -341,11 +341,11 @@ class Pickler(cloudpickle.Pickler):
         """Reduce a sharded tensor to a view of one that the receiver holds, or to the full tensor."""
         if (view := reduce_sharded_view(tensor, self._blocks)) is not None:
             return view
-        held, torch = self._gather(tensor), sys.modules["torch"]
+        full, torch = self._gather(tensor), sys.modules["torch"]
         if isinstance(tensor, torch.nn.Parameter):
-            held = torch.nn.Parameter(held, tensor.requires_grad)
+            full = torch.nn.Parameter(full, tensor.requires_grad)
         gradient = None if self._omits_gradient(tensor) else gradient_of(tensor)
-        return reduce_tensor(held, self._blocks, None if gradient is None else full_tensor(gradient))
+        return reduce_tensor(full, self._blocks, None if gradient is None else full_tensor(gradient))
 
     def _gather(self, tensor: Any) -> Any:
         """Return the full tensor of a sharded one, gathered once; any other is returned itself."""
@@ -368,7 +368,7 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, type):
             if reduced is NotImplemented:
                 return reduce_patched_class(obj)
-            reduced = reduce_class(obj, with_members_of_the_body(obj, reduced))
+            reduced = reduce_class(obj, with_body_members(obj, reduced))
         if reduced is NotImplemented and type(obj) not in self.dispatch_table:
             if adds_items_itself(type(obj)):
                 return reduce_with_items(reduce_unchanged(obj))
@@ -439,8 +439,8 @@ class Unpickler(pickle.Unpickler):
         if pid == _SUPPRESS:
             return argparse.SUPPRESS
         if len(pid) == 2:
-            _, held = pid
-            return id(self.persistent_load(held) if isinstance(held, tuple) else held)
+            _, key = pid
+            return id(self.persistent_load(key) if isinstance(key, tuple) else key)
         kind, name, path = pid
         if kind == IMPORTED:
             return operator.attrgetter(path)(sys.modules[name.rstrip("/")])  # its attributes have arrived before

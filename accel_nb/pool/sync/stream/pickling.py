@@ -41,21 +41,21 @@ def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, A
 
 
 def copyable_values(
-    values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]
+    values: Mapping[Any, Any], namespace: dict[str, Any], shared: Mapping[int, SharedId]
 ) -> dict[Any, Any]:
     """Return the values that can be copied."""
     copyable: dict[Any, Any] = {}
     for key, value in values.items():
         try:
-            dump(value, namespace=namespace, shared=refs)
+            dump(value, namespace=namespace, shared=shared)
         except Exception:  # such as a lock, a file or a generator
             continue
         copyable[key] = value
     return copyable
 
 
-class TrialPickler:
-    """Copies values one after another, which shows whether they can be copied and how large the copies are.
+class CopyChecker:
+    """Pickles values one after another, to find whether they can be copied and how large the copies are.
 
     An object that two values contain is copied once, as in one stream of `dump_sections`.
     """

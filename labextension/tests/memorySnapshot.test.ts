@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { layOut } from '../src/chart/blockMap';
+import { layOut } from '../src/chart/blockLayout';
 import { PanelModel } from '../src/model/panelModel';
 import { parseMessage, ProtocolError } from '../src/model/protocol';
 import { BlockSection } from '../src/widget/blockSection';
@@ -19,7 +19,7 @@ const MAP = {
   segments: [16 * MIB, 4 * MIB],
   blocks: [0, 0, 6 * MIB, 0, 0, 6 * MIB, 10 * MIB, 2, 1, 0, 4 * MIB, 3],
   holders: ['`losses (line 3)`', HOSTILE],
-  held: [3 * MIB, MIB]
+  holder_bytes: [3 * MIB, MIB]
 };
 
 function message(base: number, extra: Record<string, unknown>) {
@@ -29,8 +29,8 @@ function message(base: number, extra: Record<string, unknown>) {
 
 describe('a map of memory', () => {
   it('draws all bytes in the same scale, over line breaks and segments', () => {
-    const { maps } = message(0, { maps: [MAP] });
-    const { pieces, borders } = layOut(maps![0]!, 4);
+    const { memorySnapshots } = message(0, { memory_snapshots: [MAP] });
+    const { pieces, borders } = layOut(memorySnapshots![0]!, 4);
     const room = [0, 1, 2].map(block =>
       pieces.filter(piece => piece.block === block).reduce((sum, piece) => sum + piece.width, 0)
     );
@@ -47,7 +47,7 @@ describe('a map of memory', () => {
     model.apply(message(0, {}));
     section.update();
     expect(section.node.hidden).toBe(true);
-    model.apply(message(1, { maps: [MAP] }));
+    model.apply(message(1, { memory_snapshots: [MAP] }));
     section.update();
     expect(section.node.hidden).toBe(false);
     expect(section.node.querySelector('img')).toBeNull();
@@ -62,7 +62,7 @@ describe('a map of memory', () => {
     expect(drawn[0]!.title).toBe('6 MiB in use, in segment 1 of 16 MiB');
     model.apply(message(2, {}));
     section.update();
-    expect(section.node.hidden).toBe(false); // a message without maps leaves them
+    expect(section.node.hidden).toBe(false); // a message without snapshots leaves them
     model.apply(message(3, { kind: 'snapshot' }));
     section.update();
     expect(section.node.hidden).toBe(true);
@@ -79,15 +79,15 @@ describe('a map of memory', () => {
     ['texts for numbers', { segments: ['1'] }],
     ['too many holders', { holders: new Array<string>(17).fill('x') }]
   ])('refuses %s', (_, change) => {
-    expect(() => message(0, { maps: [{ ...MAP, ...change }] })).toThrow(ProtocolError);
+    expect(() => message(0, { memory_snapshots: [{ ...MAP, ...change }] })).toThrow(ProtocolError);
   });
 
   it('refuses more ranks than can be drawn', () => {
-    expect(() => message(0, { maps: new Array<object>(9).fill(MAP) })).toThrow(ProtocolError);
+    expect(() => message(0, { memory_snapshots: new Array<object>(9).fill(MAP) })).toThrow(ProtocolError);
   });
 });
 
-describe('maps of many ranks', () => {
+describe('memory charts of many ranks', () => {
   it.each([
     [8, 970, 4],
     [5, 970, 3],

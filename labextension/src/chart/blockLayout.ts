@@ -1,6 +1,6 @@
-/** Layout of a memory map: one strip of all segments, wrapped into lines of equal length. */
+/** Layout of the blocks of a memory snapshot: one strip of all segments, wrapped into lines of equal length. */
 
-import type { IMemoryMap } from '../model/memoryMap';
+import type { IParsedMemorySnapshot } from '../model/memorySnapshot';
 
 /** The start of a segment or of a piece; `left` is a fraction of the line. */
 export interface IBorder {
@@ -16,18 +16,18 @@ export interface IPiece extends IBorder {
 
 /** Compute the pieces of all blocks, and the borders between segments; every byte has the same width. */
 export function layOut(
-  map: Pick<IMemoryMap, 'segments' | 'blocks'>,
+  snapshot: Pick<IParsedMemorySnapshot, 'segments' | 'blocks'>,
   numLines: number
 ): { pieces: IPiece[]; borders: IBorder[] } {
   const starts: number[] = [];
   let total = 0;
-  for (const size of map.segments) {
+  for (const size of snapshot.segments) {
     starts.push(total);
     total += size;
   }
   const perLine = Math.max(1, Math.ceil(total / Math.max(1, numLines)));
   const pieces: IPiece[] = [];
-  map.blocks.forEach(({ segment, offset, size }, block) => {
+  snapshot.blocks.forEach(({ segment, offset, size }, block) => {
     let from = (starts[segment] ?? 0) + offset;
     const end = from + size;
     while (from < end) {

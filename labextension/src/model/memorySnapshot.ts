@@ -1,9 +1,9 @@
-/** Maps of a rank's device memory: the allocator's segments and blocks at one moment, with every field checked. */
+/** Memory snapshots: the segments and blocks of the allocator of a rank's device, with every field checked. */
 
-import type { IMemoryMapped } from '../generated/messages';
+import type { IMemorySnapshot } from '../generated/messages';
 import { asCount, asList, asRank, asRecord, asText, ProtocolError, type Checked } from './checks';
 
-const MAX_MAPS = 8;
+const MAX_SNAPSHOTS = 8;
 const MAX_SEGMENTS = 64;
 const MAX_BLOCKS = 512;
 const MAX_HOLDERS = 16;
@@ -16,7 +16,7 @@ export const BLOCK_STATES = [
   'small blocks, mixed'
 ] as const;
 
-export interface IMapBlock {
+export interface IBlock {
   readonly segment: number;
   readonly offset: number;
   readonly size: number;
@@ -24,23 +24,23 @@ export interface IMapBlock {
 }
 
 /** Sizes in bytes. */
-export interface IMemoryMap extends Omit<
-  Checked<IMemoryMapped>,
-  'kind' | 'time' | 'blocks' | 'holders' | 'held'
+export interface IParsedMemorySnapshot extends Omit<
+  Checked<IMemorySnapshot>,
+  'kind' | 'time' | 'blocks' | 'holders' | 'holderBytes'
 > {
-  readonly blocks: readonly IMapBlock[];
+  readonly blocks: readonly IBlock[];
   readonly holders: readonly { readonly name: string; readonly size: number }[];
 }
 
-export function parseMaps(value: unknown): IMemoryMap[] {
-  return asList(value, 'maps', MAX_MAPS).map(parseMap);
+export function parseMemorySnapshots(value: unknown): IParsedMemorySnapshot[] {
+  return asList(value, 'memory_snapshots', MAX_SNAPSHOTS).map(parseMemorySnapshot);
 }
 
-function parseMap(value: unknown): IMemoryMap {
-  const map = asRecord<IMemoryMapped>(value, 'map');
-  const segments = asCounts(map.segments, 'segments', MAX_SEGMENTS);
-  const numbers = asCounts(map.blocks, 'blocks', 4 * MAX_BLOCKS);
-  const blocks: IMapBlock[] = [];
+function parseMemorySnapshot(value: unknown): IParsedMemorySnapshot {
+  const snapshot = asRecord<IMemorySnapshot>(value, 'snapshot');
+  const segments = asCounts(snapshot.segments, 'segments', MAX_SEGMENTS);
+  const numbers = asCounts(snapshot.blocks, 'blocks', 4 * MAX_BLOCKS);
+  const blocks: IBlock[] = [];
   for (let start = 0; start < numbers.length; start += 4) {
     const [segment, offset, size, state] = numbers.slice(start, start + 4) as [
       number,
@@ -58,18 +58,18 @@ function parseMap(value: unknown): IMemoryMap {
     }
     blocks.push({ segment, offset, size, state });
   }
-  const sizes = asCounts(map.held, 'held', MAX_HOLDERS);
-  const holders = asList(map.holders, 'holders', MAX_HOLDERS).map((name, index) => ({
+  const sizes = asCounts(snapshot.holder_bytes, 'holder_bytes', MAX_HOLDERS);
+  const holders = asList(snapshot.holders, 'holders', MAX_HOLDERS).map((name, index) => ({
     name: asText(name),
     size: sizes[index] ?? 0
   }));
   return {
-    rank: asRank(map.rank),
-    step: asCount(map.step, 'step'),
-    numSegments: asCount(map.num_segments, 'num_segments'),
-    reserved: asCount(map.reserved, 'reserved'),
-    inUse: asCount(map.in_use, 'in_use'),
-    largestFree: asCount(map.largest_free, 'largest_free'),
+    rank: asRank(snapshot.rank),
+    step: asCount(snapshot.step, 'step'),
+    numSegments: asCount(snapshot.num_segments, 'num_segments'),
+    reserved: asCount(snapshot.reserved, 'reserved'),
+    inUse: asCount(snapshot.in_use, 'in_use'),
+    largestFree: asCount(snapshot.largest_free, 'largest_free'),
     segments,
     blocks,
     holders

@@ -1,4 +1,4 @@
-"""Random generators of the user's own: `random.Random`, NumPy's and torch's generator objects."""
+"""States of random generators that user code has made: `random.Random`, NumPy's and torch's generator objects."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class LossCheck:
             warn_unproven_loss(self._accelerator, "it occurred in too few batches to trace it")
 
     def trace_loop(self, code: Any, loader: DataLoader[Any]) -> None:
-        """Trace the first batch of a loop that is about to begin; the loop is identified by its code and loader.
+        """Trace the first batch of a loop that is about to begin, which is identified by its code and loader.
 
         Further epochs of the loop are traced only if objects were prepared since, as in a search over models.
         """

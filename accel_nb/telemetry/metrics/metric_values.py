@@ -50,7 +50,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             ("rank", "kind"),
             "s",
         ),
-        "accel_nb_device_load": Metric("gauge", "What a sensor of the rank's device measures.", ("rank", "sensor")),
+        "accel_nb_device_load": Metric("gauge", "Value of a sensor of the rank's device.", ("rank", "sensor")),
         "accel_nb_memory_bytes": Metric("gauge", "Memory of the rank's device by use.", ("rank", "kind"), "By"),
         "accel_nb_logged": Metric("gauge", "Newest value that the cell logged by name.", ("rank", "name")),
         "accel_nb_worker": Metric(
@@ -73,7 +73,7 @@ MAX_NAMES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricValue:
     """One value of a metric, with labels in the metric's order. A counter increases by the value."""
 
     name: str
@@ -85,39 +85,39 @@ _TIME = ("reading", "computing", "blocked", "queued")
 _MEMORY = ("parameters", "gradients", "optimizer", "other", "cached", "free")
 
 
-def samples_of(event: Event) -> Iterator[Sample]:
+def metric_values(event: Event) -> Iterator[MetricValue]:
     """Yield the metric values of one event."""
     rank = (str(event.rank),)
     match event:
         case StepDone():
-            yield Sample("accel_nb_skipped_steps" if event.skipped else "accel_nb_steps", rank, 1)
-            yield Sample("accel_nb_samples", rank, event.num_samples)
-            yield Sample("accel_nb_step_time_seconds", rank, event.step_s)
-            yield Sample("accel_nb_step", rank, event.step)
-            yield Sample("accel_nb_loss", rank, event.loss)
-            yield Sample("accel_nb_learning_rate", rank, event.learning_rate)
+            yield MetricValue("accel_nb_skipped_steps" if event.skipped else "accel_nb_steps", rank, 1)
+            yield MetricValue("accel_nb_samples", rank, event.num_samples)
+            yield MetricValue("accel_nb_step_time_seconds", rank, event.step_s)
+            yield MetricValue("accel_nb_step", rank, event.step)
+            yield MetricValue("accel_nb_loss", rank, event.loss)
+            yield MetricValue("accel_nb_learning_rate", rank, event.learning_rate)
         case MemorySample():
             for kind in _MEMORY:
-                yield Sample("accel_nb_memory_bytes", (*rank, kind), getattr(event, kind))
+                yield MetricValue("accel_nb_memory_bytes", (*rank, kind), getattr(event, kind))
         case TimeUsed():
             parts = event.reading_s, event.computing_s, event.blocked_s, event.queued_s
             for kind, seconds in zip(_TIME, parts, strict=True):
-                yield Sample("accel_nb_time_seconds", (*rank, kind), seconds)
+                yield MetricValue("accel_nb_time_seconds", (*rank, kind), seconds)
         case DeviceLoad():
-            yield Sample("accel_nb_device_load", (*rank, event.name), event.value)
+            yield MetricValue("accel_nb_device_load", (*rank, event.name), event.value)
         case MetricLogged():
-            yield Sample("accel_nb_logged", (*rank, event.name), event.value)
+            yield MetricValue("accel_nb_logged", (*rank, event.name), event.value)
         case WorkerPrepared():
-            yield Sample("accel_nb_worker", (*rank, event.device, event.strategy, event.precision), 1)
+            yield MetricValue("accel_nb_worker", (*rank, event.device, event.strategy, event.precision), 1)
         case RankFailed():
-            yield Sample("accel_nb_failures", rank, 1)
+            yield MetricValue("accel_nb_failures", rank, 1)
         case Interrupted():
-            yield Sample("accel_nb_interrupts", rank, 1)
+            yield MetricValue("accel_nb_interrupts", rank, 1)
         case CheckpointSaved():
-            yield Sample("accel_nb_checkpoints", (), 1)
-            yield Sample("accel_nb_checkpoint_step", (), event.step)
-            yield Sample("accel_nb_checkpoint_bytes", (), event.num_bytes)
-            yield Sample("accel_nb_checkpoint_stall_seconds", (), event.stall_s)
-            yield Sample("accel_nb_checkpoint_write_seconds", (), event.write_s)
+            yield MetricValue("accel_nb_checkpoints", (), 1)
+            yield MetricValue("accel_nb_checkpoint_step", (), event.step)
+            yield MetricValue("accel_nb_checkpoint_bytes", (), event.num_bytes)
+            yield MetricValue("accel_nb_checkpoint_stall_seconds", (), event.stall_s)
+            yield MetricValue("accel_nb_checkpoint_write_seconds", (), event.write_s)
         case _:  # events without metrics
             return

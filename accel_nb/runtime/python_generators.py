@@ -1,4 +1,4 @@
-"""Generators that Python functions return: their function, and the values that they refer to. Runs no user code."""
+"""Inspection of Python generators: their function, and the values that they reference. Runs no user code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def has_not_started(generator: types.GeneratorType[Any, Any, Any]) -> bool:
-    """Return whether nothing has been read from a generator, so that its function and arguments determine it."""
+    """Return whether a generator has not started, so that its function and arguments determine it."""
     return inspect.getgeneratorstate(generator) == inspect.GEN_CREATED
 
 
@@ -20,7 +20,7 @@ def generator_values(generator: types.GeneratorType[Any, Any, Any]) -> dict[str,
 
 
 def argument_values(generator: types.GeneratorType[Any, Any, Any]) -> dict[str, Any]:
-    """Return the arguments and closure variables of a generator by name, without those that its code has made."""
+    """Return the arguments and closure variables of a generator by name, without its local variables."""
     code, values = generator.gi_code, generator_values(generator)
     flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     names = (*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags], *code.co_freevars)

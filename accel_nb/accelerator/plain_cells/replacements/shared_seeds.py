@@ -1,9 +1,9 @@
 """Seeds that the user's code requests from the operating system, the same ones on every rank of a plain cell.
 
-A generator that is made without a seed, such as that of a simulated environment, would draw other numbers on each rank,
-and the ranks would compute different batches. While a plain cell runs, the functions of Python, NumPy and torch that
-seed a generator from the operating system derive the seed from a number that all ranks share, and that differs
-in each cell. Other uses of the operating system's random numbers, such as keys and identifiers, are not changed.
+A generator that is made without a seed, such as in a simulated environment, would draw other numbers on each rank, and
+the ranks would compute different batches. While a plain cell runs, the functions of Python, NumPy and torch that seed a
+generator from the operating system derive the seed from a number that all ranks share, and that differs in each cell.
+Other uses of the operating system's random numbers, such as keys and identifiers, are not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from accel_nb.runtime.process.user_code import is_user_module
 _SEED_BITS = 63
 
 
-class FreshSeeds:
+class SharedSeeds:
     """The seeds of one cell, by the line of the user's code that requests them."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class FreshSeeds:
         self._num_drawn: Counter[str] = Counter()
 
     def begin(self, entropy: int | None) -> None:
-        """Begin a cell; ``entropy`` is equal on all ranks. None: each rank takes seeds of its own."""
+        """Begin a cell; ``entropy`` is equal on all ranks; with None each rank uses seeds from its operating system."""
         self._entropy = entropy
         self._num_drawn.clear()
 
@@ -71,7 +71,7 @@ class FreshSeeds:
         return seed
 
     def _make_random_bits(self, original: Callable[[int], int]) -> Callable[[int], int]:
-        """Return a ``secrets.randbits`` for NumPy, which takes its fresh seeds from it."""
+        """Return a ``secrets.randbits`` for NumPy, which takes the seeds of its generators from it."""
 
         @functools.wraps(original)
         def randbits(k: int) -> int:

@@ -9,7 +9,7 @@ from accel_nb.data.prefetch import BatchAndShare
 from accel_nb.data.streams import BatchDivider
 
 
-class OwnIteration(Iterator[BatchAndShare]):
+class CustomIteration(Iterator[BatchAndShare]):
     """The batches of ``source``, each with the share ``index``; that with the number ``num_batches`` is the last one.
 
     After an error of the source the next call continues, as it does without this class.

@@ -1,4 +1,4 @@
-"""Memory map of one rank's device at the end of a step: the allocator's blocks, and the largest objects."""
+"""Memory snapshot of one rank's device at the end of a step: the allocator's blocks, and the largest objects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.memory.post_mortem import attribute_memory, largest_holders
 from accel_nb.telemetry.allocator_blocks import condense_snapshot
-from accel_nb.telemetry.events import MemoryMapped
+from accel_nb.telemetry.events import MemorySnapshot
 
 MAX_HOLDERS = 8
 
 
-def map_memory(
+def make_memory_snapshot(
     snapshot: Iterable[Mapping[str, Any]],
     accelerators: Sequence[Accelerator],
     namespace: Mapping[str, Any],
@@ -25,17 +25,17 @@ def map_memory(
     step: int,
     device: torch.device | str,
     source: str,
-) -> MemoryMapped:
-    """Return the memory map of a device from a snapshot of its allocator.
+) -> MemorySnapshot:
+    """Return the event with a condensed snapshot of a device's allocator.
 
     ``source`` is the cell's text, to find the line at which a name was bound. Traverses all objects that are
     reachable from names, so it is slow: call it on request only.
     """
     device = torch.device(device)
     found = condense_snapshot(snapshot, device.index or 0)
-    held, _ = attribute_memory(accelerators, namespace, device=device, source=source)
-    holders = largest_holders(held, MAX_HOLDERS)
-    return MemoryMapped(
+    attribution, _ = attribute_memory(accelerators, namespace, device=device, source=source)
+    holders = largest_holders(attribution, MAX_HOLDERS)
+    return MemorySnapshot(
         rank=rank,
         step=step,
         time=time.time(),
@@ -46,5 +46,5 @@ def map_memory(
         segments=found.segments,
         blocks=tuple(number for block in found.blocks for number in block),
         holders=tuple(name.strip("`") for name, _ in holders),
-        held=tuple(size for _, size in holders),
+        holder_bytes=tuple(size for _, size in holders),
     )

@@ -1,4 +1,4 @@
-"""Parameters that code holds outside of its models, such as in a list, put right after a strategy has replaced them."""
+"""Update of references to parameters outside of models, such as in a list, after a strategy has replaced these."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from accel_nb.runtime.process.user_code import is_user_module, warn_at_user_line
 
 _MAX_DEPTH = 8
 _MAX_CONTAINER = 4096
-_NOT_HELD = {*vars(nn.Module()), "param_groups", "state"}
+_REPLACED_BY_STRATEGY = {*vars(nn.Module()), "param_groups", "state"}
 """Attributes of modules and optimizers whose parameters the strategy itself replaces."""
 
 
-class HeldParameters:
-    """Puts right what a namespace holds of parameters outside of models, whenever a strategy has replaced these.
+class ParameterReferences:
+    """Updates a namespace's references to parameters outside of models whenever a strategy has replaced these.
 
-    The same holds for tensors in states of optimizers. A number that is the id of one becomes that of its replacement.
-    The search includes containers, functions, and the attributes of modules and of objects and classes of the user.
-    Tuples and weak references are replaced by new ones, everything else is changed in place.
+    References to tensors in states of optimizers are updated too. A number that is the id of a replaced tensor becomes
+    the id of its replacement. The search includes containers, functions, and the attributes of modules and of objects
+    and classes of the user. Tuples and weak references are replaced by new ones, everything else is changed in place.
     """
 
     def __init__(self, namespace: Callable[[], dict[str, Any]]) -> None:
         self._namespace = namespace
-        # By the tensor that took its place: a tensor in the memory of a parameter, and the parameter's replacement.
+        # By the new tensor: the tensor that shared memory with a parameter, and the parameter's replacement.
         self._views = WeakIdKeyDictionary()
 
     def replace(self, changed: Mapping[int, Tensor], memory: ParameterMemory) -> None:
-        """Replace parameters by their id, and tensors that are all of a parameter in ``memory``, as of a state dict."""
-        _Replacing(changed, memory, self._views).replace_items(self._namespace(), 0)
+        """Replace parameters by id, and tensors with all of a parameter's ``memory``, such as state dict values."""
+        _Replacement(changed, memory, self._views).replace_items(self._namespace(), 0)
 
 
-class _Replacing:
+class _Replacement:
     """One replacement, in which each object is visited once."""
 
     def __init__(self, changed: Mapping[int, Tensor], memory: ParameterMemory, views: Any) -> None:
@@ -50,7 +50,7 @@ class _Replacing:
         self._memory, self._views = memory, views
         self._storages = {storage for storage, *_ in memory}
         self._has_warned = False
-        # By id, each object that was visited, which keeps its id in use, and what took its place.
+        # By id, each object that was visited (a reference keeps its id in use), and its replacement.
         self._seen: dict[int, tuple[Any, Any]] = {}
 
     def replace_items(self, mapping: dict[Any, Any], depth: int) -> None:
@@ -79,7 +79,10 @@ class _Replacing:
         return self._seen.get(id(value), (value, value))[1]
 
     def _view(self, value: Tensor) -> Tensor:
-        """Return the tensor that replaces one in the memory of a parameter; any other is returned itself."""
+        """Return the replacement of a tensor that shares a parameter's memory.
+
+        Any other tensor is returned unchanged.
+        """
         if value in self._views:
             view, parameter = self._views[value]
             whole = self._changed.get(id(parameter))
@@ -146,7 +149,7 @@ class _Replacing:
         if all(one is other for one, other in zip(items, new, strict=True)):
             return value
         if isinstance(value, tuple | frozenset):
-            make = getattr(value, "_make", type(value))  # that of a named tuple
+            make = getattr(value, "_make", type(value))  # the constructor of a named tuple
             return make(new)
         if isinstance(value, set):
             value.clear()
@@ -173,7 +176,11 @@ class _Replacing:
         kind = holder if isinstance(holder, type) else type(holder)
         if not is_user_module(kind.__module__):
             return
-        names = [name for name in _attribute_names(holder) if name not in _NOT_HELD or not _is_of_training(holder)]
+        names = [
+            name
+            for name in _attribute_names(holder)
+            if name not in _REPLACED_BY_STRATEGY or not _is_module_or_optimizer(holder)
+        ]
         for name in names if len(names) <= _MAX_CONTAINER else ():
             with suppress(AttributeError):  # a slot without a value
                 held = vars(holder)[name] if name in getattr(holder, "__dict__", {}) else getattr(holder, name)
@@ -186,12 +193,12 @@ class _Replacing:
                     object.__setattr__(holder, name, new)
 
 
-def _is_of_training(holder: Any) -> bool:
+def _is_module_or_optimizer(holder: Any) -> bool:
     return isinstance(holder, nn.Module | Optimizer)
 
 
 def _attribute_names(holder: Any) -> Iterable[str]:
-    """Return the names of an object's own attributes, in its dict or in slots; of a class, those of data."""
+    """Return the names of an object's own attributes, in its dict or in slots; for a class, of its data attributes."""
     if isinstance(holder, type):
         return [name for name in vars(holder) if not (name.startswith("__") and name.endswith("__"))]
     slots = [

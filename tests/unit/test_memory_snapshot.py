@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from accel_nb.accelerator.memory import memory_map
-from accel_nb.accelerator.training.run_control import NO_MEMORY_MAP, ControlReceiver
+from accel_nb.accelerator.memory import memory_snapshot
+from accel_nb.accelerator.training.run_control import NO_MEMORY_SNAPSHOT, ControlReceiver
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.telemetry.actions import MapMemory
+from accel_nb.telemetry.actions import TakeMemorySnapshot
 from accel_nb.telemetry.allocator_blocks import (
     AWAITING_FREE,
     FREE,
@@ -23,7 +23,7 @@ from accel_nb.telemetry.allocator_blocks import (
     MIXED,
     condense_snapshot,
 )
-from accel_nb.telemetry.events import MemoryMapped, StepDone, from_message, to_message
+from accel_nb.telemetry.events import MemorySnapshot, StepDone, from_message, to_message
 from accel_nb.telemetry.memory import storage_bytes
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
@@ -121,7 +121,7 @@ def test_any_snapshot_fits(seed: int):
     assert sum(size for _, _, size, _ in found.blocks) == sum(found.segments)
 
 
-def mapped(rank: int = 0, **changes: Any) -> MemoryMapped:
+def snapshot_event(rank: int = 0, **changes: Any) -> MemorySnapshot:
     found = condense_snapshot([segment((4 * MIB, USED), (12 * MIB, INACTIVE))], 0)
     fields: dict[str, Any] = {
         "rank": rank,
@@ -134,9 +134,9 @@ def mapped(rank: int = 0, **changes: Any) -> MemoryMapped:
         "segments": found.segments,
         "blocks": tuple(number for block in found.blocks for number in block),
         "holders": ("`losses (line 3)`", "<b>"),
-        "held": (3 * MIB, MIB),
+        "holder_bytes": (3 * MIB, MIB),
     }
-    return MemoryMapped(**{**fields, **changes})
+    return MemorySnapshot(**{**fields, **changes})
 
 
 def test_a_rank_maps_its_device_with_those_who_hold_it():
@@ -144,17 +144,17 @@ def test_a_rank_maps_its_device_with_those_who_hold_it():
     snapshot = [segment((4 * MIB, USED))]
     names = {"model": nn.Linear(256, 256), "kept": torch.zeros(1000, 1000), "_hidden": torch.zeros(10)}
     source = "model = make()\n\nkept = torch.zeros(1000, 1000)"
-    event = memory_map.map_memory(snapshot, [], names, rank=0, step=3, device="cpu", source=source)
+    event = memory_snapshot.make_memory_snapshot(snapshot, [], names, rank=0, step=3, device="cpu", source=source)
     assert event.blocks == (0, 0, 4 * MIB, IN_USE)
     assert event.holders == ("kept (line 3)", "weights, gradients and optimizer state of Linear")
-    assert event.held == (4_000_000, 4 * (256 * 256 + 256))
+    assert event.holder_bytes == (4_000_000, 4 * (256 * 256 + 256))
     assert from_message(to_message(event)) == event
 
 
 def test_a_processor_has_no_map():
     assert device_type("cpu").allocator_snapshot() is None
     receiver = ControlReceiver(lambda request, step, text: None, str)
-    assert receiver._do(MapMemory(), types.SimpleNamespace(num_steps=3)) == NO_MEMORY_MAP  # type: ignore[arg-type]
+    assert receiver._do(TakeMemorySnapshot(), types.SimpleNamespace(num_steps=3)) == NO_MEMORY_SNAPSHOT  # type: ignore[arg-type]
 
 
 def test_a_panel_sends_a_map_once_and_again_with_a_snapshot(monkeypatch: pytest.MonkeyPatch):
@@ -164,16 +164,16 @@ def test_a_panel_sends_a_map_once_and_again_with_a_snapshot(monkeypatch: pytest.
     panel = Panel("run", 2, display="widget")
     panel.feed([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
     panel.refresh(force=True)
-    panel.feed([mapped(), mapped(1)])
+    panel.feed([snapshot_event(), snapshot_event(1)])
     panel_display: Any = panel._displays[0]
     panel_display._next_at = 0.0
     panel.refresh()
     panel.refresh(force=True)
     panel_display._on_message(None, {"kind": "resync"}, [])
     panel.refresh(force=True)
-    assert ["maps" in message for message in sent] == [False, True, False, True]
-    assert [found["rank"] for found in sent[1]["maps"]] == [0, 1]
-    assert sent[1]["maps"][0]["blocks"] == mapped().blocks
+    assert ["memory_snapshots" in message for message in sent] == [False, True, False, True]
+    assert [found["rank"] for found in sent[1]["memory_snapshots"]] == [0, 1]
+    assert sent[1]["memory_snapshots"][0]["blocks"] == snapshot_event().blocks
 
 
 @pytest.mark.parametrize(
@@ -183,15 +183,15 @@ def test_a_panel_sends_a_map_once_and_again_with_a_snapshot(monkeypatch: pytest.
         {"blocks": (0, 0, 1, 0) * (MAX_BLOCKS + 1)},
         {"blocks": (0, 0, -1, 0)},
         {"segments": (1,) * (MAX_SEGMENTS + 1)},
-        {"held": (1,)},
-        {"holders": ("x",) * 17, "held": (1,) * 17},
+        {"holder_bytes": (1,)},
+        {"holders": ("x",) * 17, "holder_bytes": (1,) * 17},
         {"reserved": 2**60},
     ],
 )
 def test_a_forged_map_is_dropped(changes: dict[str, Any]):
     state = PanelState("run", 2)
-    state.fold([mapped(**changes)])
-    assert not state.maps
+    state.apply([snapshot_event(**changes)])
+    assert not state.snapshots
     assert state.num_dropped == 1
 
 
