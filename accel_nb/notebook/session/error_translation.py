@@ -20,7 +20,7 @@ _FRESH_START = "the next cell starts with the notebook's values"
 _IS_OPTION_TIMEOUT = "_accel_nb_option_timeout"
 _ERROR_IN_HANDLING = (
     "The code that handled the interrupt raised on rank {rank} what follows. Ranks are interrupted after different "
-    "steps, and exchange nothing any more in the cell: compute models in the next one."
+    "steps, and exchange nothing any more in the cell: train in the next one."
 )
 _DEADLOCK = (
     "ranks waited in a collective that others never reach (their positions are above). A break or a branch that "

@@ -237,12 +237,19 @@ class Worker:
             is_raised = not _InterruptibleBlock.changes(frame)
             self.report_interrupt(is_raised=is_raised)
             if is_raised:
+                self._mark_interrupted(True)
                 raise KeyboardInterrupt
+
+    def _mark_interrupted(self, is_interrupted: bool) -> None:
+        """Set whether ranks may be at different steps: they were interrupted, until the group is opened again."""
+        if self.world.size > 1:  # else the group stays open
+            type(self.group).is_interrupted = is_interrupted
 
     def _handle_unraisable(self, ignored: sys.UnraisableHookArgs) -> None:
         """Report an interrupt that was raised in a destructor or a callback, where the interpreter ignores errors."""
         is_interrupt = issubclass(ignored.exc_type, KeyboardInterrupt)
         if is_interrupt and self._running_request is not None and self._running_request == self._interrupted_request:
+            self._mark_interrupted(False)
             self.report_interrupt(is_raised=False)
         else:
             sys.__unraisablehook__(ignored)
