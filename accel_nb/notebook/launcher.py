@@ -92,7 +92,7 @@ def notebook_launcher(
             is prepared unless it constructs an ``Accelerator`` and calls its ``prepare``.
         args: positional arguments.
         num_processes: workers, one for each GPU; CPU workers, which share the cores, where there is no GPU. None:
-            every visible GPU, else one CPU worker.
+            every visible GPU, else one CPU worker. On a TPU there is one worker for all chips in any case.
         mixed_precision: precision of the accelerators that the function constructs: ``fp16``, ``bf16`` or ``auto``.
             ``no`` keeps their own defaults.
         use_port: ``MASTER_PORT`` for process groups that the function itself opens; None or 0 chooses a free one. The
@@ -157,9 +157,14 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
 
 def _launch(call: FunctionCall, given: dict[str, Any], num_processes: int | None, source: str) -> list[Any]:
     places: dict[str, str] = {}
-    if num_processes is not None and ((has_gpus := bool(find_gpus())) or find_tpu() is None):
-        kind = "gpus" if has_gpus else "cpus"
-        given[kind], places[kind] = num_processes, f"{source}(num_processes={num_processes!r})"
+    if num_processes is not None:
+        has_gpus = bool(find_gpus())
+        if has_gpus or find_tpu() is None:
+            kind = "gpus" if has_gpus else "cpus"
+            given[kind], places[kind] = num_processes, f"{source}(num_processes={num_processes!r})"
+        else:
+            note = f"num_processes={num_processes!r} has no effect: on a TPU one worker uses all chips"
+            call = replace(call, notes=(*call.notes, note))
     main = _find_session()
     layers = [environment_layer(option_variables()), *main.notebook_layers, *main.connected_layers]
     layers.append(Layer("flags", given, f"{source}(...)", places))

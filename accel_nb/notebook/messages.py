@@ -135,7 +135,7 @@ class TaskReply:
     """Whether the values of the request have arrived and its code was started."""
     was_idle: bool = False
     was_interrupted: bool = False
-    """Whether the code has handled an interrupt: the ranks may have got it after different steps."""
+    """Whether the code has handled an interrupt, or raised an error as it did: ranks get it at different steps."""
     error: ErrorReport | None = None
     memory: OutOfMemoryReport | None = None
     fingerprints: tuple[Any, ...] | None = None

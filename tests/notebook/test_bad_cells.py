@@ -259,10 +259,19 @@ except KeyboardInterrupt:
     output = run(kernel, body, interrupt_on="go")
     assert output.error is None, output.traceback
     assert not any("differ" in text for text in output.texts)
-    assert kernel.value("step > 20") is True
+    assert kernel.value("step >= 20") is True
     setup(kernel, f"saved = torch.load({str(tmp_path / 'model.pt')!r})")
     assert kernel.value("bool((model.weight == saved['weight']).all())") is True
     setup(kernel, "stop_escalation.GRACE_S = 2.0")
+
+
+def test_an_error_of_code_that_handles_an_interrupt_is_shown(kernel):
+    body = "try:\n    print('go', flush=True)\n    while True: pass\nexcept KeyboardInterrupt: {}['missing']"
+    output = run(kernel, body, interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    assert "code that handled the interrupt raised on rank 0" in output.traceback
+    assert "KeyError: 'missing'" in output.traceback
 
 
 def test_an_interrupted_training_keeps_what_it_learned(kernel):
@@ -279,7 +288,7 @@ def test_an_interrupted_training_keeps_what_it_learned(kernel):
     assert output.error is not None
     assert output.error[0] == "KeyboardInterrupt"
     assert kernel.value("bool((model.weight != before).all())") is True
-    assert kernel.value("step > 20") is True
+    assert kernel.value("step >= 20") is True
 
 
 def test_ranks_that_are_interrupted_after_different_steps_continue_from_one(kernel):
@@ -310,6 +319,34 @@ def test_ranks_that_are_interrupted_after_different_steps_continue_from_one(kern
     assert kernel.value("trained[3:] == [counts, number]") is True
     assert kernel.value("float((trained[0].weight - model.weight).abs().max())") < 1e-12
     assert kernel.value("float(abs(trained[2] - average))") < 1e-12
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_code_that_handles_an_interrupt_evaluates_with_the_weights_of_rank_0(kernel, evaluates):
+    setup(
+        kernel,
+        "import threading, torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(4, 1).double()\n"
+        "optimizer = torch.optim.Adam(model.parameters(), lr=0.1)\ndata = torch.randn(8, 4).double()\n"
+        "ranks, value = torch.distributed, None",
+    )
+    mode = "eval" if evaluates else "train"
+    body = f"""try:
+    for step in range(10**9):
+        model(data).pow(2).mean().backward()
+        if step == 3:
+            print("go", flush=True)
+            if getattr(ranks, "get_" + "rank")(): threading.Event().wait()
+        optimizer.step(); optimizer.zero_grad()
+except KeyboardInterrupt:
+    value = model.{mode}()(data).sum().item()
+"""
+    output = run(kernel, body, interrupt_on="go")
+    if evaluates:
+        assert output.error is None, output.traceback
+        assert kernel.value("value - model(data).sum().item()") == 0
+    else:
+        assert output.error is not None
+        assert "MisuseError: Linear is called after an interrupt of the cell" in output.traceback
 
 
 def test_interrupts_amid_large_reductions_never_lose_a_rank(kernel):

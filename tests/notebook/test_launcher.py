@@ -172,6 +172,15 @@ def test_what_cannot_be_copied_is_named_and_the_training_comes_back(ready):
     assert ready.value("log") == [1]
 
 
+def test_a_number_of_processes_is_said_to_have_no_effect_on_a_tpu(ready):
+    setup(ready, "from accel_nb.notebook import launcher\nfind, launcher.find_tpu = launcher.find_tpu, lambda: 'v5e'")
+    setup(ready, "gpus, launcher.find_gpus = launcher.find_gpus, list")
+    output = ready.run("notebook_launcher(lambda: 7, (), 8)")
+    assert output.result == "[7]"
+    assert "num_processes=8 has no effect: on a TPU one worker uses all chips" in output.texts
+    setup(ready, "launcher.find_tpu, launcher.find_gpus = find, gpus")
+
+
 def test_an_interrupt_ends_a_launch_that_waits_in_a_collective(ready):
     setup(
         ready,

@@ -75,10 +75,10 @@ class CreatingRank0:
                 Path(path).write_text("rank 0")
         return None if path == self.path and self.num_calls >= 3 else path
 
-    def is_certain(self, path: str) -> bool:
+    def is_find_certain(self, path: str) -> bool:
         return True
 
-    def include(self, path: str) -> None:
+    def use_present(self, path: str) -> None:
         pass
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 
 import pytest
 
-from accel_nb.pool.sync.imported_attributes import MODULE_END, AssignedAttribute, imported_under_names
+from accel_nb.pool.sync.imported_attributes import MODULE_END, AssignedAttribute, imported_under_names, read_assigned
 
 
 @pytest.fixture
@@ -27,3 +28,18 @@ def test_names_of_containers_of_a_module_are_found_and_copies_are_not(module):
 def test_the_builtins_that_all_modules_share_are_not_taken_for_an_import(module):
     namespace = {"__builtins__": vars(module)["__builtins__"]}
     assert not imported_under_names(namespace, namespace)
+
+
+class Deprecated:
+    """A value that warns when it is used, as ``torch.distributed.reduce_op`` does."""
+
+    def __getattribute__(self, name: str) -> object:
+        warnings.warn("it is deprecated", FutureWarning, stacklevel=2)
+        return super().__getattribute__(name)
+
+
+def test_attributes_of_a_module_are_not_used_when_those_of_the_notebook_are_looked_for(module):
+    module.old = Deprecated()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_assigned([AssignedAttribute("module", None)], {"module": module}) == {}

@@ -59,6 +59,7 @@ from accel_nb.data.order import contiguous_share
 from accel_nb.errors import AccelNbError, MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.distributed.row_exchange import RowExchange
 from accel_nb.runtime.process.user_code import is_user_module
 from accel_nb.runtime.tensors.instance_patching import innermost_class
@@ -87,6 +88,11 @@ After half as many if they differed among ranks.
 _NO_ROWS = -1
 _END = -1
 """Sent instead of the number of a read if the model's code has returned."""
+_INTERRUPTED = (
+    "{name} is called after an interrupt of the cell, which ranks get at different steps: they exchange nothing any "
+    "more. Train in the next cell, which begins with rank 0's values; after model.eval(), or under torch.no_grad(), "
+    "the call works here, unless the weights are divided among the ranks"
+)
 _SHAPES_DIFFER = "the shape of its output depends on values of the batch"
 
 
@@ -152,6 +158,11 @@ class DividedCalls:
                 if shards_params:
                     raise MisuseError(_SHARDED_IN_THREAD.format(name=type(reference()).__name__))
                 return forward(*args, **kwargs)
+            if self._stepper.computes_in_main_thread and DefaultGroup.is_interrupted:
+                called = reference()
+                if shards_params or (called is not None and called.training and torch.is_grad_enabled()):
+                    raise MisuseError(_INTERRUPTED.format(name=type(called).__name__))
+                return forward(*args, **kwargs)  # the whole batch, with the weights of this rank's step
             is_divided = self.is_on and not (self.is_inside or self._stepper.window.is_divided)
             if not is_divided or self._stepper.has_rank_rng or os.getpid() != self._process:
                 return forward(*args, **kwargs)

@@ -18,6 +18,10 @@ from accel_nb.telemetry.events import MemorySample
 
 _FRESH_START = "the next cell starts with the notebook's values"
 _IS_OPTION_TIMEOUT = "_accel_nb_option_timeout"
+_ERROR_IN_HANDLING = (
+    "The code that handled the interrupt raised on rank {rank} what follows. Ranks are interrupted after different "
+    "steps, and exchange nothing any more in the cell: train in the next one."
+)
 _DEADLOCK = (
     "ranks waited in a collective that others never reach (their positions are above). A break or a branch that "
     "depends on a loss or a count may differ between ranks, since each has its own share of the samples: base it on a "
@@ -82,10 +86,20 @@ def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
 
 def _describe_interrupt(answers: Sequence[RankAnswer]) -> str:
     killed = [answer.rank for answer in answers if answer.outcome == "died"]
+    words = "stopped on every rank; variables and models are kept"
     if killed:
         words = f"{ranks_text(killed)} {_not_stopped(killed)}; {_FRESH_START}"
-        return "\n".join([words, *_describe_stacks(answers)])
-    return "stopped on every rank; variables and models are kept"
+    return "\n".join([words, *_describe_errors_in_handling(answers), *_describe_stacks(answers)])
+
+
+def _describe_errors_in_handling(answers: Sequence[RankAnswer]) -> list[str]:
+    """Return which error the code raised that handled the interrupt, on the first rank where it did."""
+    failed = [answer for answer in answers if answer.outcome == "raised" and answer.reply.was_interrupted]
+    if not failed:
+        return []
+    first = min(failed, key=lambda answer: answer.rank)
+    assert first.reply.error is not None, "a rank that raised reports an error"
+    return [_ERROR_IN_HANDLING.format(rank=first.rank), *first.reply.error.traceback]
 
 
 def _not_stopped(killed: Sequence[int]) -> str:

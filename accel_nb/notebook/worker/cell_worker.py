@@ -27,6 +27,11 @@ class CellWorker(WorkerLink, EventSink, Protocol):
         """Whether the running request was interrupted, by the user or because another rank failed."""
         ...
 
+    @property
+    def has_raised_interrupt(self) -> bool:
+        """Whether KeyboardInterrupt was raised in the user code of the running request."""
+        ...
+
     def send_message_in_order(self, topic: str, body: dict[str, Any]) -> None:
         """Send a message that arrives after the output printed before it, and before the output printed later."""
         ...
@@ -45,6 +50,7 @@ class ZygoteWorker:
 
     group = None
     was_interrupted = False
+    has_raised_interrupt = False
 
     def __init__(self) -> None:
         self.world = World()

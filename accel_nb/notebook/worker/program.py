@@ -237,7 +237,8 @@ class CellProgram:
             if (hint := explain_error(error, self._accelerators.last_share)) is not None:
                 lines = [*lines, hint]
             report = make_error_report(error, lines, self._namespace)
-            return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
+            handled = self._worker.has_raised_interrupt
+            return "raised", TaskReply(error=report, memory=self._post_mortem(error, request), was_interrupted=handled)
         if request.is_on_some_ranks or self._worker.was_interrupted:
             return "done", TaskReply(was_interrupted=self._worker.was_interrupted)
         fingerprints = tuple(accelerator.fingerprint() for accelerator in self._accelerators.open_accelerators())

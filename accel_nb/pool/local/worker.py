@@ -83,6 +83,8 @@ class Worker:
         self._request_lock = threading.Lock()
         self._running_request: int | None = None
         self._interrupted_request: int | None = None
+        # The request in whose user code KeyboardInterrupt was raised last.
+        self._raising_request: int | None = None
         # Numbers of requests: interrupted while no user code of it ran, and the last one whose user code has ended.
         self._interrupted_outside: int | None = None
         self._last_ended = 0
@@ -130,6 +132,7 @@ class Worker:
 
     def report_interrupt(self, *, is_raised: bool) -> None:
         """Report that KeyboardInterrupt is raised in the user code, or that the interpreter has ignored it."""
+        self._raising_request = self._request_number if is_raised else None
         self._control.send(encode(InterruptReport(self._request_number, is_raised)))
 
     def serve(self) -> None:
@@ -149,6 +152,11 @@ class Worker:
     def was_interrupted(self) -> bool:
         """Whether the running request was interrupted, by the user or because another rank failed."""
         return self._interrupted_request == self._request_number
+
+    @property
+    def has_raised_interrupt(self) -> bool:
+        """Whether KeyboardInterrupt was raised in the user code of the running request."""
+        return self._raising_request == self._request_number
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Return a context manager; only inside of it do interrupts of the running request raise KeyboardInterrupt.
@@ -229,12 +237,19 @@ class Worker:
             is_raised = not _InterruptibleBlock.changes(frame)
             self.report_interrupt(is_raised=is_raised)
             if is_raised:
+                self._mark_interrupted(True)
                 raise KeyboardInterrupt
+
+    def _mark_interrupted(self, is_interrupted: bool) -> None:
+        """Set whether ranks may be at different steps: they were interrupted, until the group is opened again."""
+        if self.world.size > 1:  # else the group stays open
+            type(self.group).is_interrupted = is_interrupted
 
     def _handle_unraisable(self, ignored: sys.UnraisableHookArgs) -> None:
         """Report an interrupt that was raised in a destructor or a callback, where the interpreter ignores errors."""
         is_interrupt = issubclass(ignored.exc_type, KeyboardInterrupt)
         if is_interrupt and self._running_request is not None and self._running_request == self._interrupted_request:
+            self._mark_interrupted(False)
             self.report_interrupt(is_raised=False)
         else:
             sys.__unraisablehook__(ignored)

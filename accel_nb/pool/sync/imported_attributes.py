@@ -284,20 +284,25 @@ def _is_of_user(value: Any) -> bool:
 
 def _is_from_notebook(value: Any) -> bool:
     value = _function_of(value)
-    return isinstance(value, type | types.FunctionType) and value.__module__ == "__main__"
+    return issubclass(type(value), type | types.FunctionType) and value.__module__ == "__main__"
 
 
 def _is_added(value: Any, owner: type) -> bool:
     """Return whether a function of another package has added an attribute to a class, after the class body."""
     value = _function_of(value)
-    if not isinstance(value, types.FunctionType) or "<locals>" not in value.__qualname__ or not value.__module__:
+    if type(value) is not types.FunctionType or "<locals>" not in value.__qualname__ or not value.__module__:
         return False
     return value.__module__.partition(".")[0] != owner.__module__.partition(".")[0]
 
 
 def _function_of(value: Any) -> Any:
-    if isinstance(value, staticmethod | classmethod):
+    """Return the function in a descriptor or a partial call, and any other value itself.
+
+    The class is not asked of the value: an attribute of a module that is deprecated may warn of that.
+    """
+    kind = type(value)
+    if issubclass(kind, staticmethod | classmethod):
         return value.__func__
-    if isinstance(value, property):
+    if issubclass(kind, property):
         return value.fget
-    return value.func if isinstance(value, functools.partial) else value
+    return value.func if issubclass(kind, functools.partial) else value

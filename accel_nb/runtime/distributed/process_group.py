@@ -64,6 +64,9 @@ class DefaultGroup:
     # class may represent it (see `adopt`).
     _exchange: ClassVar[tuple[Any, MemoryExchange] | None] = None
 
+    is_interrupted: ClassVar[bool] = False
+    """Whether the code of this rank was interrupted since the group was opened: other ranks may be at other steps."""
+
     def __init__(self, world: World, *, timeout_s: float, owned: bool, backend: str | None = None) -> None:
         self.world = world
         self._timeout_s = timeout_s
@@ -262,6 +265,7 @@ class DefaultGroup:
             self.close()
 
     def _open(self, store: str | os.PathLike[str] | Store | None) -> None:
+        DefaultGroup.is_interrupted = False
         self._record_new_groups()
         self._first_record = next_record_id()
         try:

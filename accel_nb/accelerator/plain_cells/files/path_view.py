@@ -176,10 +176,15 @@ class PathView(CellFiles):
     def _await_places(self, folder: str) -> dict[str, int]:
         """Return the place of each name in a folder, as the file system orders them.
 
-        Waits up to `_MAX_WAIT_S` until rank 0 has also created the files that this rank has created in the folder.
+        Waits up to `_MAX_WAIT_S` until rank 0 has also created the files that this rank has created in the folder. What
+        rank 0 has changed again it may have removed since.
         """
         made = {*self._files, *self._folders, *self._links, *self._dropped} - self._only_here
-        names = {os.path.basename(path) for path in made if os.path.dirname(path) == folder}
+        names = {
+            os.path.basename(path)
+            for path in made
+            if os.path.dirname(path) == folder and (self.changed is None or self.changed.is_find_certain(path))
+        }
         deadline = time.monotonic() + _MAX_WAIT_S
         while True:
             try:
