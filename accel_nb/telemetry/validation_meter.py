@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel_nb.runtime.distributed.sharded import is_sharded
 from accel_nb.telemetry.events import EventSink, MetricLogged, NullEventSink
 from accel_nb.telemetry.validation_names import find_training_loss
 
@@ -132,7 +133,8 @@ class ValidationLoop:
 
 
 def _is_loss(value: Tensor) -> bool:
-    return value.numel() == 1 and value.is_floating_point()
+    # To read a sharded value is a collective of all ranks.
+    return value.numel() == 1 and value.is_floating_point() and not is_sharded(value)
 
 
 def _training_loss_of(variable: str, training_losses: Collection[str]) -> str | None:

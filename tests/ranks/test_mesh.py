@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed.tensor  # imported once, before ranks are forked
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional as F
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
@@ -19,6 +21,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.world import World
+from accel_nb.telemetry.validation_meter import ValidationLoop, ValidationMeter
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, optimizers, tokens
 from tests.ranks.mesh_training import (
@@ -211,3 +214,33 @@ def everything_else(world: World, folder: Path) -> None:
 
 def test_checkpoints_dropout_transformers_and_refusals(tmp_path: Path) -> None:
     run_ranks(everything_else, 4, tmp_path, timeout_s=200)
+
+
+class Recorded:
+    """A sink that records events."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def emit(self, event: Any) -> None:
+        self.events.append(event)
+
+
+def validates_with_sharded_losses(world: World) -> int:
+    """Measure, on rank 0, the validation losses of a loop whose loss is a sum over ranks; return how many are known."""
+    mesh = init_device_mesh("cpu", (world.size,))
+    sink, batches = Recorded(), (number for number in range(3))
+    loop = ValidationLoop(ValidationMeter(world.rank, sink))
+    for _ in range(3):
+        if world.is_main:
+            loop.record(batches, 4, 0, {"loss"})
+        loss = DTensor.from_local(torch.ones(()), mesh, [Partial()])
+    assert loss.to_local() == 1
+    if world.is_main:
+        loop.record(None, None, 0, {"loss"})
+        loop.finish(1, {"loss"})
+    return len(sink.events)
+
+
+def test_the_loss_of_a_validation_is_not_read_if_that_is_a_collective() -> None:
+    assert run_ranks(validates_with_sharded_losses, 2, timeout_s=60) == [0, 0]

@@ -329,3 +329,10 @@ def test_a_notebook_shows_bars_and_a_script_prints_the_table(capsys: pytest.Capt
         builtins.__dict__.pop("__IPYTHON__", None)
     [shown] = captured.outputs
     assert shown.data == {"text/plain": str(placement), "text/html": placement._repr_html_()}
+
+
+def test_limits_by_torch_devices_are_those_of_their_names() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    limits = {torch.device("cpu"): 700, "disk": "1GB"}
+    found = infer_auto_device_map(model, limits)
+    assert found == infer_auto_device_map(model, {"cpu": 700, "disk": "1GB"})

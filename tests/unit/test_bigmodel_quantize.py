@@ -142,6 +142,19 @@ def test_layers_may_be_left_alone() -> None:
         quantize_model(whole, "int8")
 
 
+def test_a_layer_with_several_names_is_quantized_or_skipped_under_all_of_them() -> None:
+    def build() -> nn.Module:
+        model = nn.ModuleDict({"first": nn.Linear(32, 32), "other": nn.Linear(32, 32)})
+        model["second"] = model["first"]
+        return model
+
+    model = quantize_model(build(), Quantization("int8", skip_modules=()))
+    assert isinstance(model.get_submodule("first"), QuantizedLinear)
+    assert model.get_submodule("second") is model.get_submodule("first")
+    model = quantize_model(build(), Quantization("int8", skip_modules=("second",)))
+    assert quantized_layers(model).keys() == {"other"}
+
+
 def test_an_error_leaves_the_model_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64))
     with pytest.raises(ConfigError, match="1 cannot be quantized"):

@@ -195,7 +195,10 @@ def _parse_limits(max_memory: Mapping[Device, int | str]) -> dict[Device, int]:
     for device, size in max_memory.items():
         problems += device_problems(device, "max_memory")
         try:
-            found[device] = read_bytes(size, f"max_memory[{device!r}]")
+            # Plans compare devices with the names of places, as in `device == "cpu"`.
+            found[str(device) if isinstance(device, torch.device) else device] = read_bytes(
+                size, f"max_memory[{device!r}]"
+            )
         except ConfigError as error:
             problems += error.problems
     if problems:

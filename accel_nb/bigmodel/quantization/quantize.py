@@ -140,6 +140,12 @@ def as_quantization(given: str | Quantization) -> Quantization:
 
 def _choose_layers(model: nn.Module, quantization: Quantization, kept: Sequence[str]) -> list[str]:
     """Return the names of the layers to quantize; raises `ConfigError` if there are none, or a name matches nothing."""
+    paths = _names_by_module(model)
+
+    def is_named(name: str, patterns: Sequence[str]) -> bool:
+        known = places[id(model.get_submodule(name))]
+        return any(matches_name(place, pattern) for place in known for pattern in patterns)
+
     tied = {name.rpartition(".")[0] for held in list_tensors(model) if len(held.names) > 1 for name in held.names}
     parents = [name for name, module in model.named_modules() if isinstance(module, _USE_WEIGHTS_OF_CHILDREN)]
     linear = [
@@ -153,10 +159,10 @@ def _choose_layers(model: nn.Module, quantization: Quantization, kept: Sequence[
         chosen = [name for name in linear[:-1] if name not in tied]
         chosen += [name for name in linear[-1:] if name not in tied and not _is_head(model, name)]
     else:
-        chosen = [name for name in linear if not any(matches_name(name, skip) for skip in quantization.skip_modules)]
-    chosen = [name for name in chosen if not any(matches_name(name, keep) for keep in kept)]
+        chosen = [name for name in linear if not is_named(name, quantization.skip_modules)]
+    chosen = [name for name in chosen if not is_named(name, kept)]
     problems: list[str] = []
-    names = {name for name, _ in model.named_modules()}
+    names = {name for known in places.values() for name in known}
     for option, given in (("skip_modules", quantization.skip_modules or ()), ("keep_in_fp32_modules", kept)):
         if wrong := [pattern for pattern in given if not any(matches_name(name, pattern) for name in names)]:
             problems.append(f"{option} has names that match no module of the model: {', '.join(wrong)}")
@@ -165,6 +171,14 @@ def _choose_layers(model: nn.Module, quantization: Quantization, kept: Sequence[
     if problems:
         raise ConfigError(problems)
     return chosen
+
+
+def _names_by_module(model: nn.Module) -> dict[int, list[str]]:
+    """Return all names of each module, by its id: a model may have one module at several places."""
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    return names
 
 
 def _is_head(model: nn.Module, name: str) -> bool:
@@ -196,9 +210,11 @@ def replace_linear_layers(
             problems += [f"{name} cannot be quantized: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
+    paths = _names_by_module(model)
     for name in names:  # a replaced layer is freed before the next one is quantized
-        owner, _, attribute = name.rpartition(".")
         layer = layers.pop(name)
-        setattr(
-            model.get_submodule(owner), attribute, QuantizedLinear(layer, quantization, dtype).train(layer.training)
-        )
+        replacement = QuantizedLinear(layer, quantization, dtype).train(layer.training)
+        for each in paths[id(layer)]:
+            owner, _, attribute = each.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, replacement)
+        del layer
