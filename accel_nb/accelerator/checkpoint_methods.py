@@ -17,6 +17,7 @@ from accel_nb.checkpoint.full_tensors import gather_weights
 from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.data.loader import SkippedBatchesLoader, skip_first_batches
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.tied import find_tied
 from accel_nb.strategies.base import Bundle
 
@@ -107,8 +108,10 @@ class CheckpointMethods(ProcessView):
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return a copy of a model's full state dict; every rank must call if the model is sharded.
 
-        ``unwrap`` is ignored: keys are always the names in the model before `prepare`.
+        ``unwrap`` is ignored: keys are always the names in the model before `prepare`. Inside of a `LocalSGD` block
+        the weights are this rank's own, and a warning says so.
         """
+        self._warn_own_weights(model)
         state = self.components.strategy.read_state(Bundle((model,)))["models"][0]
         return dict(gather_weights(state, self._comm))
 
@@ -126,7 +129,7 @@ class CheckpointMethods(ProcessView):
         With ``dtype``, such as ``torch.bfloat16``, weights are rounded to it. If the model is sharded, every rank must
         call; rank 0 then holds the tensors of one file (``max_shard_size``) in memory, and the other ranks one full
         tensor at a time. If it is not sharded, the other ranks do not wait: call `wait_for_everyone` before they read
-        the files.
+        the files. Inside of a `LocalSGD` block these are rank 0's own weights, and a warning says so.
 
         Raises `MisuseError` for ``safe_serialization=False``, which would write pickles.
         """
@@ -138,6 +141,7 @@ class CheckpointMethods(ProcessView):
         is_sharded = self.components.strategy.capabilities.shards_params
         if not is_sharded and not self.is_main_process:
             return
+        self._warn_own_weights(model)
         files = WeightWriter(save_directory, max_shard_size, dtype)
         state = self.components.strategy.read_state(Bundle((model,)), copied=False)["models"][0]
         for name, value in gather_weights(drop_tied_duplicates(state, find_tied(model)), self._comm):
@@ -147,6 +151,13 @@ class CheckpointMethods(ProcessView):
             run_on_main(self._comm, files.finish)
         else:
             files.finish()
+
+    def _warn_own_weights(self, model: nn.Module) -> None:
+        if self.is_main_process and self.components.stepper.has_own_weights(model):
+            warn_at_user_line(
+                "these are the weights of one worker, since LocalSGD has not averaged them yet: make this call after "
+                "the block, or call save_state(), which averages them first"
+            )
 
     def save(self, obj: Any, path: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Write plain values and tensors on rank 0, in the format of the file name's suffix.

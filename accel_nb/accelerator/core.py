@@ -555,6 +555,10 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         """Restore the state between two passes, after an error in the middle of one; waits for no other rank."""
         self._stepper.strategy.end_interrupted_pass()
 
+    def discard_window(self) -> bool:
+        """Drop the gradients of an open accumulation window; return whether there was one. Every rank must call."""
+        return self._stepper.discard_window()
+
     def end_interrupted_run(self) -> list[str]:
         """Return lines about an interrupted run's checkpoints; waits for the other ranks only if all have stopped."""
         return self.components.run.end_interrupted()

@@ -41,16 +41,16 @@ def describe_run(components: Components, chosen: Collection[int] | None = None) 
 
 def report_run(components: Components, chosen: Collection[int] | None = None) -> None:
     """Emit the description as an event, which the kernel displays at the start of the cell's output."""
-    facts, mesh = describe_run(components, chosen), components.groups.mesh
+    description, mesh = describe_run(components, chosen), components.groups.mesh
     components.sink.emit(
         WorkerPrepared(
             rank=components.world.rank,
             time=time.time(),
-            device=facts["device"],
-            strategy=facts["strategy"],
-            precision=facts["precision"],
-            objects=tuple(facts["objects"]),
-            notes=tuple(facts["notes"]),
+            device=description["device"],
+            strategy=description["strategy"],
+            precision=description["precision"],
+            objects=tuple(description["objects"]),
+            notes=tuple(description["notes"]),
             place="" if mesh.has_one_dimension else mesh.describe_rank(),
         )
     )

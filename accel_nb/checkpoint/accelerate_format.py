@@ -107,10 +107,10 @@ def check_torch_reads_pickles(path: str | os.PathLike[str]) -> None:
 def check_plain_file(file: Path) -> Path:
     """Return the path of a regular file; raises `CorruptCheckpoint` if there is none, or if it is a link."""
     try:
-        facts = file.lstat()
+        status = file.lstat()
     except OSError as error:
         raise CorruptCheckpoint(f"{file}: {error.strerror}") from None
-    if not stat.S_ISREG(facts.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise CorruptCheckpoint(f"{file}: it is not a regular file")
     return file
 

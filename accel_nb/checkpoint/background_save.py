@@ -68,7 +68,7 @@ class CheckpointSaver:
         store: Store,
         name: str,
         tree: Any,
-        facts: CheckpointOrigin,
+        origin: CheckpointOrigin,
         *,
         blocking: bool = True,
         keep: int | None = None,
@@ -84,7 +84,7 @@ class CheckpointSaver:
         """
         self.wait()
         started = time.monotonic()
-        plan = plan_save(store, name, tree, facts, self._comm, reserved, may_replace=may_replace)
+        plan = plan_save(store, name, tree, origin, self._comm, reserved, may_replace=may_replace)
         finish = _Finish(plan, keep)
         self.num_bytes = sum(task.num_bytes for tasks in plan.writes.tasks for task in tasks)
         if not blocking:
@@ -204,7 +204,8 @@ class _Finish:
         except CheckpointError as error:
             return str(error)
         try:
-            plan.store.write_latest(plan.name)
+            if not plan.may_replace:  # not beside a folder that the user has named: scripts list the folders there
+                plan.store.write_latest(plan.name)
             if self._keep is not None:
                 remove_oldest(plan.store, plan.origin.run, self._keep, newest=plan.name)
         except (AccelNbError, OSError) as error:

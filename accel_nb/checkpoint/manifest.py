@@ -96,18 +96,18 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        facts = self.origin
+        origin = self.origin
         content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "id": self.save_id,
-            "run": facts.run,
-            "step": facts.step,
-            "world_size": facts.world_size,
-            "strategy": facts.strategy,
-            "created": facts.created,
-            "versions": dict(facts.versions),
-            "config": dict(facts.config),
+            "run": origin.run,
+            "step": origin.step,
+            "world_size": origin.world_size,
+            "strategy": origin.strategy,
+            "created": origin.created,
+            "versions": dict(origin.versions),
+            "config": dict(origin.config),
             "chunk_bytes": CHUNK_BYTES,
             "state": self.state,
             "files": {
@@ -156,7 +156,7 @@ def read_manifest(text: bytes, where: str) -> Manifest:
     tensors = {
         path: _tensor(path, entry, files, where) for path, entry in _checked_object(content, "tensors", where).items()
     }
-    facts = CheckpointOrigin(
+    origin = CheckpointOrigin(
         run=_checked_text(content, "run", where),
         step=_checked_int(content, "step", where),
         world_size=_checked_int(content, "world_size", where),
@@ -165,7 +165,7 @@ def read_manifest(text: bytes, where: str) -> Manifest:
         config=_checked_object(content, "config", where),
         versions=_checked_object(content, "versions", where),
     )
-    return Manifest(_checked_text(content, "id", where), facts, state, files, tensors)
+    return Manifest(_checked_text(content, "id", where), origin, state, files, tensors)
 
 
 def iter_chunks(size: int) -> Iterator[tuple[int, int]]:

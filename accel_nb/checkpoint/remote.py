@@ -13,14 +13,14 @@ from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
 
 
 @contextmanager
-def _as_os_errors(what: str) -> Iterator[None]:
+def _as_os_errors(operation: str) -> Iterator[None]:
     """Convert the clients' own exception types to `OSError`."""
     try:
         yield
     except (AccelNbError, OSError):
         raise
     except Exception as error:
-        raise OSError(f"{what}: {type(error).__name__}: {error}") from error
+        raise OSError(f"{operation}: {type(error).__name__}: {error}") from error
 
 
 class RemoteStore:
@@ -84,12 +84,12 @@ class RemoteStore:
         """Return a file's size."""
         try:
             with _as_os_errors(self._format_url(folder, file)):
-                facts = self._fs.info(self._path(folder, file))
+                info = self._fs.info(self._path(folder, file))
         except FileNotFoundError:
             raise CorruptCheckpoint(f"{self._format_url(folder, file)}: No such file or directory") from None
-        if facts.get("type") != "file" or facts.get("islink"):
+        if info.get("type") != "file" or info.get("islink"):
             raise CorruptCheckpoint(f"{self._format_url(folder, file)}: it is not a regular file")
-        return int(facts["size"])
+        return int(info["size"])
 
     def map(self, folder: str, file: str, size: int) -> memoryview:
         """Download a file into memory."""

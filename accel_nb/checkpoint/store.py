@@ -88,7 +88,7 @@ class Store(Protocol):
         ...
 
     def write_latest(self, name: str) -> None:
-        """Write the newest checkpoint's name to the file ``latest``, for users and other tools."""
+        """Write the name of the newest ``step_N`` to the file ``latest``, for users and other tools."""
         ...
 
     def remove_files(self, folder: str, files: Iterable[str]) -> None:

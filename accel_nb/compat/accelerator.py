@@ -25,7 +25,7 @@ from accel_nb.accelerator.tracking.run_tracking import number_of
 from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.checkpoint.shared_errors import run_on_main
 from accel_nb.compat.arguments import accumulation_steps, add_defaults, is_set, precision_of, project_of
-from accel_nb.compat.checkpoint_folders import CheckpointFolders
+from accel_nb.compat.checkpoint_folders import CheckpointFolders, call_hooks_apart
 from accel_nb.compat.data.epochs import count_epochs, set_iteration
 from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
@@ -527,9 +527,10 @@ class Accelerator(OwnAccelerator):
     ) -> str:
         """Save the state of the training; with automatic naming to ``checkpoints/checkpoint_N`` of the project folder.
 
-        If every rank has a copy of the weights, only the main process saves, and the others need not call. Its random
-        states are saved; those of other ranks are derived when the checkpoint is loaded. With automatic naming every
-        rank must call, and the oldest checkpoints beyond ``total_limit`` are removed once the new one is complete.
+        If every rank has a copy of the weights, only the main process saves, and the others need not call: where they
+        do, they call the hooks. Random states of the main process are saved; those of other ranks are derived when the
+        checkpoint is loaded. With automatic naming every rank must call, and the oldest checkpoints beyond
+        ``total_limit`` are removed once the new one is complete.
         """
         folders, newest = self._folders, None
         if folders.is_automatic:
@@ -539,17 +540,28 @@ class Accelerator(OwnAccelerator):
         is_alone = not folders.is_automatic and options.get("blocking", True) and self._are_ranks_equal
         if is_alone and self.is_main_process:
             found = self.components.state.save(output_dir, blocking=True, is_alone=True)
+        elif is_alone:
+            found = os.fspath(output_dir)
+            call_hooks_apart(self.components.state, self.process_index)
         else:
-            found = os.fspath(output_dir) if is_alone else super().save_state(output_dir, safe_serialization, **options)
+            found = super().save_state(output_dir, safe_serialization, **options)
         self.project_configuration.iteration += 1
         if newest is not None:
             run_on_main(self._comm, lambda: folders.remove_oldest(newest))
         return found
 
     def load_state(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, input_dir: str | os.PathLike[str] | None = None, load_kwargs: Any = None, **options: Any
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: Any = None,
+        map_location: Any = None,
+        **options: Any,
     ) -> Any:
-        """Load a state; without a folder the newest one that was named automatically."""
+        """Load a state; without a folder the newest one that was named automatically.
+
+        Tensors are read into those of the prepared objects, which stay on their devices: ``map_location`` and
+        ``load_kwargs`` change nothing.
+        """
         folders = self._folders
         self.wait_for_everyone()  # the main process may still be writing
         if input_dir is None and folders.is_automatic:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from accel_nb.accelerator.state.training_state import TrainingState
 from accel_nb.checkpoint.discovery import is_complete
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.store_url import open_store
@@ -61,6 +65,22 @@ class CheckpointFolders:
         num_kept = max(self._project.total_limit - is_complete(store, name), 0)
         for other in others[: max(len(others) - num_kept, 0)]:
             store.remove(other)
+
+
+def call_hooks_apart(state: TrainingState, rank: int) -> None:
+    """Call the hooks of a save on a rank that does not write the checkpoint, with a folder that is not kept.
+
+    Hooks may call collectives, which every rank has to call. A warning names the files that they write.
+    """
+    with TemporaryDirectory() as folder:
+        state.call_save_hooks(folder)
+        written = sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+    if written:
+        warnings.warn(
+            f"save_state: files that hooks write on rank {rank} are not in the checkpoint, which has those of rank 0: "
+            f"{', '.join(written)}. Collect what they contain with gather_object, and write it on rank 0",
+            stacklevel=3,
+        )
 
 
 def _list_names(store: Store) -> list[str]:

@@ -76,13 +76,21 @@ class PartialState(process_state.PartialState):
         """Clear the shared record; the next object creates a new one."""
         PartialState._shared_state.clear()
 
-    def __reduce__(self) -> Any:
-        """Copy the state: a copy is one more object of this class, and has the shared record of its own process.
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields that a copy has in a process that has no state and cannot build one."""
+        return {name: value for name, value in vars(self).items() if name not in _FIELDS_OF_PROCESS}
 
-        If none is built there, a copy that cannot build it has the rank, device and options of the original.
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        """Set a copy to the shared record of its own process, which is built if no other rank has to be waited for.
+
+        Else the copy has ``fields``, those of the original.
         """
-        fields = {name: value for name, value in vars(self).items() if name not in _FIELDS_OF_PROCESS}
-        return _copy_state, (type(self), fields)
+        kind = type(self)
+        is_open = DefaultGroup.is_open() or find_world(cpu=True).size == 1
+        if kind._shared_state or (kind is PartialState and is_open):
+            self.__init__(cpu=fields.get("_cpu", False))
+        else:
+            self.__dict__ = fields
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError, with the reason if the shared record was cleared."""
@@ -93,16 +101,6 @@ class PartialState(process_state.PartialState):
             f"{kind.__name__}.{name} is not set: {kind.__name__}._reset_state() has cleared the state. Build an "
             "Accelerator or a state again"
         )
-
-
-def _copy_state(kind: type[PartialState], fields: dict[str, Any]) -> PartialState:
-    """Return the state of this process, or one of ``fields`` where building it would wait for other ranks."""
-    is_open = DefaultGroup.is_open() or find_world(cpu=True).size == 1
-    if kind._shared_state or (kind is PartialState and is_open):
-        return kind(cpu=fields.get("_cpu", False))
-    state = kind.__new__(kind)
-    state.__dict__ = fields
-    return state
 
 
 class AcceleratorState(PartialState):

@@ -17,8 +17,8 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
-_REAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_INT = re.compile(r"[+-]?[0-9]{1,20}")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(s|min|h|d)")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _URL = re.compile(r"https?://[!-~]+")
@@ -35,7 +35,7 @@ def read_int(value: object) -> object:
     """Parse text as a whole number; return other values unchanged."""
     if isinstance(value, str):
         value = value.strip()
-        return int(value) if _WHOLE.fullmatch(value) else read_text(value)
+        return int(value) if _INT.fullmatch(value) else read_text(value)
     return value
 
 
@@ -43,7 +43,7 @@ def read_float(value: object) -> object:
     """Parse text as a number; return other values unchanged."""
     if isinstance(value, str):
         value = value.strip()
-        return float(value) if _REAL.fullmatch(value) else read_text(value)
+        return float(value) if _FLOAT.fullmatch(value) else read_text(value)
     return value
 
 

@@ -204,23 +204,23 @@ def _aligned(length: int) -> int:
     return -(-length // _ALIGN) * _ALIGN
 
 
-def _tree(item: Any, found: list[Tensor], values: list[Any]) -> Any:
+def _tree(item: Any, tensors: list[Tensor], values: list[Any]) -> Any:
     """Return the structure of a batch as JSON; append its tensors and other values to the lists."""
     if isinstance(item, np.ndarray) and item.dtype.kind in "biufc" and item.dtype.isnative:
-        found.append(torch.from_numpy(np.ascontiguousarray(item)))
-        return {"array": len(found) - 1}
+        tensors.append(torch.from_numpy(np.ascontiguousarray(item)))
+        return {"array": len(tensors) - 1}
     if isinstance(item, Tensor) and item.layout == torch.strided and not item.is_quantized:
-        found.append(item)
-        return {"tensor": len(found) - 1}
+        tensors.append(item)
+        return {"tensor": len(tensors) - 1}
     if item is None or type(item) in (bool, int, float, str):
         values.append(item)
         return {"value": len(values) - 1}
     if type(item) is list:
-        return [_tree(child, found, values) for child in item]
+        return [_tree(child, tensors, values) for child in item]
     if type(item) is tuple:
-        return {"tuple": [_tree(child, found, values) for child in item]}
+        return {"tuple": [_tree(child, tensors, values) for child in item]}
     if isinstance(item, Mapping) and all(type(key) is str for key in item):
-        return {"dict": [[key, _tree(child, found, values)] for key, child in item.items()]}
+        return {"dict": [[key, _tree(child, tensors, values)] for key, child in item.items()]}
     raise MisuseError(
         f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_ADVICE}"
     )

@@ -330,7 +330,7 @@ class AccelerateMagics(Magics):
         try:
             return "\n".join([self._request_action(action) for action in parse_set_arguments(words)])
         except ValueError as error:
-            raise ConfigError(f"%accelerate set {' '.join(words)}: {error}") from None
+            raise ConfigError(f"{' '.join(['%accelerate set', *words])}: {error}") from None
 
     def _inspect(self, words: list[str]) -> str:
         return self._request_action(Inspect(tuple(_parse_names(words, "inspect"))))

@@ -95,14 +95,14 @@ class RunRequest:
     """A random number of this request, from which the ranks derive the seeds of unseeded generators."""
     rng_digest: str | None = None
     """The digest of the kernel's random states; None: the worker does not return its own."""
-    has_rng: bool = False
-    """Whether the kernel's random states are among the payloads."""
     is_on_some_ranks: bool = False
     """Whether the cell runs on some ranks only."""
     first_rank: int = 0
     """The lowest of the ranks that run the cell."""
     has_lost_ranks: bool = False
     """Whether ranks were replaced since the last cell."""
+    follows_failure: bool = False
+    """Whether the last cell has ended with an error or an interrupt on some rank, or its end is not known."""
     is_idle: bool = False
     """Whether this rank only receives the values, and does not run the cell."""
 

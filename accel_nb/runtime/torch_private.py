@@ -332,7 +332,7 @@ PRIVATE_USES = (
         "dispatch_modes",
         (
             "accelerator/plain_cells/loss_proof/trace.py",
-            "bigmodel/planning/workload.py",
+            "bigmodel/planning/forward_cost.py",
             "forecast/measurement.py",
         ),
         (
@@ -343,7 +343,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "fake_tensors",
-        ("bigmodel/planning/workload.py", "forecast/measurement.py"),
+        ("bigmodel/planning/forward_cost.py", "forecast/measurement.py"),
         ("torch._subclasses.fake_tensor", "UntypedStorage._cdata"),
     ),
     PrivateUse(
@@ -466,7 +466,7 @@ PRIVATE_USES = (
     PrivateUse(
         "base_layers",
         (
-            "accelerator/plain_cells/loss_proof/proof.py",
+            "accelerator/plain_cells/loss_proof/loss_check.py",
             "accelerator/plain_cells/loss_proof/trace.py",
             "accelerator/prepare/preparer.py",
             "bigmodel/offload/dispatch.py",
@@ -483,7 +483,7 @@ PRIVATE_USES = (
     PrivateUse(
         "module.tensors",
         (
-            "accelerator/plain_cells/loss_proof/proof.py",
+            "accelerator/plain_cells/loss_proof/loss_check.py",
             "accelerator/plain_cells/detection/model_hooks.py",
             "bigmodel/loading/load.py",
             "bigmodel/offload/dispatch.py",

@@ -138,13 +138,13 @@ def run_threads(size: int, compute: Callable[[int, ThreadCommunicator], T]) -> l
     return [results[index] for index in range(size)]
 
 
-def is_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+def is_close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Return whether two results have one shape and differ by at most ``tolerance``, relative to values above 1."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return False
     if not expected.numel():
         return True
     if not (expected.is_floating_point() or expected.is_complex()):
-        return torch.equal(found, expected)
+        return torch.equal(actual, expected)
     scale = max(float(expected.abs().max()), 1.0)
-    return bool((found - expected).abs().max() <= tolerance * scale)
+    return bool((actual - expected).abs().max() <= tolerance * scale)

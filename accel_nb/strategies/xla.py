@@ -88,8 +88,8 @@ class Xla(ReplicaStrategy):
             )
         self._wrapped: dict[int, nn.Module] = {}
         self._local: set[int] = set()
-        # The size of an optimizer's state when it was divided last, by the id of the optimizer.
-        self._num_divided: dict[int, int] = {}
+        # The size of an optimizer's state when it was sharded last, by the id of the optimizer.
+        self._num_sharded: dict[int, int] = {}
 
     def open(self, world: World, comm: Communicator) -> None:
         """Enter the world; the device must be open."""
@@ -121,7 +121,7 @@ class Xla(ReplicaStrategy):
             if self.precision.policy.compute is not None:
                 replace_forward(model, forward_in_precision(model, self.precision))
             self._wrapped[id(model)] = model
-            self._divide(model.parameters())
+            self._shard_tensors(model.parameters())
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -176,8 +176,8 @@ class Xla(ReplicaStrategy):
     def step(self, optimizer: Optimizer) -> StepOutcome:
         """Step the optimizer, and run everything recorded since the last step as one program."""
         outcome = super().step(optimizer)
-        if self._num_divided.get(id(optimizer)) != len(optimizer.state):
-            self._divide_state(optimizer)
+        if self._num_sharded.get(id(optimizer)) != len(optimizer.state):
+            self._shard_optimizer_state(optimizer)
         self._xla.sync()
         return outcome
 
@@ -200,15 +200,15 @@ class Xla(ReplicaStrategy):
         """Load every state dict, and shard again the tensors that were sharded."""
         super().write_state(bundle, state)
         for model in bundle.models:
-            self._divide(model.parameters())
+            self._shard_tensors(model.parameters())
         for optimizer in bundle.optimizers:
-            self._divide_state(optimizer)
+            self._shard_optimizer_state(optimizer)
         self._xla.sync()
 
     def describe(self) -> dict[str, Any]:
         """Describe the number and kind of chips that this process drives, and whether they shard the parameters."""
-        facts: dict[str, Any] = {"chips": f"{self._num_chips} x {self._kind}"}
-        return facts | ({"shard_params": True} if self._is_dividing else {})
+        description: dict[str, Any] = {"chips": f"{self._num_chips} x {self._kind}"}
+        return description | ({"shard_params": True} if self._shards_params else {})
 
     def close(self) -> None:
         """Unwrap every model."""
@@ -216,7 +216,7 @@ class Xla(ReplicaStrategy):
             self.unwrap(model)
 
     @property
-    def _is_dividing(self) -> bool:
+    def _shards_params(self) -> bool:
         return self.options.shard_params and self._mesh is not None
 
     def _average(self, bundle: Bundle) -> None:
@@ -236,18 +236,18 @@ class Xla(ReplicaStrategy):
             for gradient, mean in zip(gradients, means.split(sizes), strict=True):
                 gradient.copy_(mean.view_as(gradient))
 
-    def _divide(self, tensors: Iterable[Tensor]) -> None:
+    def _shard_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Shard tensors along the largest dim that is divisible by the number of chips, if the options require it."""
-        if not self._is_dividing:
+        if not self._shards_params:
             return
         for tensor in tensors:
             dims = [dim for dim, size in enumerate(tensor.shape) if size and size % self._num_chips == 0]
             if dims:
                 self._mark(tensor, max(dims, key=lambda dim, shape=tensor.shape: shape[dim]))
 
-    def _divide_state(self, optimizer: Optimizer) -> None:
-        self._num_divided[id(optimizer)] = len(optimizer.state)
-        self._divide(
+    def _shard_optimizer_state(self, optimizer: Optimizer) -> None:
+        self._num_sharded[id(optimizer)] = len(optimizer.state)
+        self._shard_tensors(
             value
             for parameter, values in optimizer.state.items()
             for value in values.values()

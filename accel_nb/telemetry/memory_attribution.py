@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.runtime.distributed.sharded import local_shard
+from accel_nb.runtime.leaf_tensors import grad_fn_of
 from accel_nb.runtime.tensors.nested import find_tensors
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])")
@@ -64,11 +65,10 @@ class MemoryAttribution:
                 continue
             is_one = isinstance(value, Tensor)
             for tensor in find_tensors(value):
-                self.bytes_by_variable[name] += self._add(
-                    [tensor], "tensors" if tensor.grad_fn is None else "activations"
-                )
-                if tensor.grad_fn is not None:
-                    size = self._add_graph(tensor.grad_fn, by_module=is_one)
+                node = grad_fn_of(tensor)
+                self.bytes_by_variable[name] += self._add([tensor], "tensors" if node is None else "activations")
+                if node is not None:
+                    size = self._add_graph(node, by_module=is_one)
                     self.bytes_by_variable[name] += 0 if is_one else size
 
     def add_other_tensors(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,20 +41,35 @@ def save_and_load(world: World, folder: Path, does_each_save: bool) -> tuple[lis
 
     def hook(models: Any, weights: Any, output_dir: str) -> None:
         (Path(output_dir) / "config.txt").write_text("mine")
+        if does_each_save:
+            called.append([tensor.shape for tensor in weights[0].values()])
+            accelerator.wait_for_everyone()
 
+    called: list[Any] = []
     accelerator.register_save_state_pre_hook(hook)
     for x, y in loader:
         accelerator.backward(nn.functional.mse_loss(model(x), y))
         optimizer.step()
         optimizer.zero_grad()
     path = folder / "checkpoint-2"
-    if does_each_save or accelerator.is_main_process:
-        accelerator.save_state(path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if does_each_save or accelerator.is_main_process:
+            accelerator.save_state(path)
+    assert len(called) == does_each_save
+    assert [str(item.message) for item in caught if "config.txt" in str(item.message)] == (
+        []
+        if world.is_main or not does_each_save
+        else [
+            "save_state: files that hooks write on rank 1 are not in the checkpoint, which has those of rank 0: "
+            "config.txt. Collect what they contain with gather_object, and write it on rank 0"
+        ]
+    )
     saved = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    accelerator.load_state(path)
+    accelerator.load_state(path, map_location="cpu")
     loaded = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
     accelerator.end_training()
     return saved, loaded, sorted(entry.name for entry in path.glob("*.txt"))
@@ -133,6 +149,23 @@ def test_ranks_with_equally_many_samples_gather_in_a_block_for_uneven_inputs(is_
     (first, gathered), (second, other) = run_ranks(gather_in_a_block, 2, is_even)
     assert (first, second) == ([0, 1, 4, 0], [2, 3, 1, 2])
     assert gathered == other == first + second
+
+
+def gather_values(world: World) -> list[Any]:
+    """Gather values of several kinds as objects, and return the results."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
+    rank = PartialState().process_index
+    return [gather_object(value) for value in ([rank, "a"], (rank, None), {"b": rank}, "cd", rank)]
+
+
+def test_items_of_any_container_are_gathered_in_one_list() -> None:
+    expected = [[0, "a", 1, "a"], [0, None, 1, None], ["b", "b"], ["c", "d", "c", "d"], [0, 1]]
+    assert run_ranks(gather_values, 2) == [expected] * 2
+    assert run_ranks(gather_values, 1) == [[[0, "a"], (0, None), {"b": 0}, "cd", 0]]
 
 
 def copy_state(world: World, folder: Path) -> tuple[list[int], int]:

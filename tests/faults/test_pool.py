@@ -34,7 +34,7 @@ def pool(pool_and_engine):
 
 
 def after(seconds: float):
-    """Return presses(): none until ``seconds`` have passed, then one."""
+    """Return a function that counts interrupts: none until ``seconds`` have passed, then one."""
     start = time.monotonic()
     return lambda: int(time.monotonic() - start > seconds)
 
@@ -145,7 +145,7 @@ def test_a_timeout_allows_ranks_to_finish_too(pool):
 def test_an_interrupt_that_comes_before_the_user_code_is_not_lost(pool, tmp_path):
     ready, num_asked = tmp_path / "ready", 0
 
-    def presses() -> int:
+    def num_interrupts() -> int:
         nonlocal num_asked
         num_asked += 1
         if num_asked == 3:  # the ranks have received the request at the first
@@ -154,7 +154,7 @@ def test_an_interrupt_that_comes_before_the_user_code_is_not_lost(pool, tmp_path
 
     wait = f"import os, threading\nwhile not os.path.exists({str(ready)!r}):\n    threading.Event().wait(0.01)"
     body = {"before": wait, "code": "threading.Event().wait(100)"}
-    answers, reason = pool.run("run", dict.fromkeys(range(2), body), Recorder(), num_interrupts=presses)
+    answers, reason = pool.run("run", dict.fromkeys(range(2), body), Recorder(), num_interrupts=num_interrupts)
     assert (reason, [answer.outcome for answer in answers]) == ("interrupt", ["interrupted"] * 2)
     assert results(pool) == HEALTHY
 
@@ -173,8 +173,8 @@ def test_endless_loop_is_interrupted(pool):
 
 def test_a_rank_that_ignores_the_interrupt_is_killed_and_replaced(pool):
     deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
-    presses = iter([0] * 6 + [1] * 40 + [2] * 10_000)  # the other rank has ended before the second
-    answers, reason = run_code(pool, deaf, "while True: pass", num_interrupts=lambda: next(presses))
+    num_interrupts = iter([0] * 6 + [1] * 40 + [2] * 10_000)  # the other rank has ended before the second
+    answers, reason = run_code(pool, deaf, "while True: pass", num_interrupts=lambda: next(num_interrupts))
     assert reason == "interrupt"
     assert {answer.rank: answer.outcome for answer in answers} == {0: "died", 1: "interrupted"}
     assert results(pool) == HEALTHY
@@ -194,7 +194,7 @@ except KeyboardInterrupt:
 
 
 def all_have_printed(recorder: Recorder, *words: bytes):
-    """Return presses(): one for each of the words that both ranks have printed."""
+    """Return a function that counts interrupts: one for each of the words that both ranks have printed."""
     return lambda: sum(all(word in recorder.text.get((rank, "stdout"), b"") for rank in range(2)) for word in words)
 
 
@@ -212,8 +212,8 @@ def test_code_that_handles_an_interrupt_may_take_long(pool):
 def test_code_that_handles_an_interrupt_is_interrupted_again_by_a_second_one(pool):
     run_code(pool, "kept = 7")
     recorder = Recorder()
-    presses = all_have_printed(recorder, b"go", b"handling")
-    answers, _ = run_code(pool, HANDLING.format(seconds=60), recorder=recorder, num_interrupts=presses)
+    num_interrupts = all_have_printed(recorder, b"go", b"handling")
+    answers, _ = run_code(pool, HANDLING.format(seconds=60), recorder=recorder, num_interrupts=num_interrupts)
     assert [answer.outcome for answer in answers] == ["interrupted"] * 2
     answers, _ = run_code(pool, "result = kept")
     assert [answer.body["result"] for answer in answers] == [7, 7]
@@ -232,7 +232,7 @@ import signal, sys
 def interrupt(frame, event, arg):
     if event == "call" and frame.f_code.co_name == "__exit__":
         sys.setprofile(None)
-        worker._interrupted = worker._running
+        worker._interrupted_request = worker._running_request
         signal.raise_signal(signal.SIGINT)
 sys.setprofile(interrupt)
 """

@@ -282,6 +282,36 @@ def test_an_interrupted_training_keeps_what_it_learned(kernel):
     assert kernel.value("step > 20") is True
 
 
+def test_ranks_that_are_interrupted_after_different_steps_continue_from_one(kernel):
+    setup(
+        kernel,
+        "import copy, threading, torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(4, 1).double()\n"
+        "optimizer = torch.optim.Adam(model.parameters(), lr=0.1)\ndata = torch.randn(8, 4).double()\n"
+        "average = torch.zeros(()).double()\ncounts = {'steps': 0}\nnumber = 0\nranks = torch.distributed",
+    )
+    loop = (
+        "for number in range({}):\n    model(data).pow(2).mean().backward()\n{}"
+        "    optimizer.step(); optimizer.zero_grad()\n"
+        "    average.mul_(0.9).add_(model.weight.detach().sum()); counts['steps'] += 1\n"
+    )
+    # Rank 1 has not made the step yet, in the middle of which it is interrupted.
+    wait = (
+        "    if number == 3: print('go', flush=True); getattr(ranks, 'get_' + 'rank')() and threading.Event().wait()\n"
+    )
+    output = run(kernel, loop.format(10**9, wait), interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    setup(kernel, "twin = copy.deepcopy([model, optimizer, average, counts, number])")
+    output = done(kernel, loop.format("number % 3 + counts['steps'] % 5 + 2", ""))
+    assert not any("differ" in text for text in output.texts)
+    names = ("model", "optimizer", "average", "counts", "number")
+    setup(kernel, f"trained = [{', '.join(names)}]\n{', '.join(names)} = twin")
+    setup(kernel, loop.format("number % 3 + counts['steps'] % 5 + 2", ""))
+    assert kernel.value("trained[3:] == [counts, number]") is True
+    assert kernel.value("float((trained[0].weight - model.weight).abs().max())") < 1e-12
+    assert kernel.value("float(abs(trained[2] - average))") < 1e-12
+
+
 def test_interrupts_amid_large_reductions_never_lose_a_rank(kernel):
     kernel.run(
         "import torch\nmodel = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])\n"

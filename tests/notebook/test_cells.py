@@ -55,6 +55,12 @@ def test_a_name_changed_in_the_notebook_is_sent_again(kernel):
     assert done(kernel, "print(sum(data))").stdout == "16\n"
 
 
+def test_a_name_to_pull_that_the_cell_does_not_bind_is_named(kernel):
+    output = done(kernel, "here = 1", "--cpus 2 --pull here,absent")
+    assert output.texts[-1] == "--pull absent: after the cell there is no such name"
+    assert "%accelerate set: give lr=RATE" in str(kernel.run("%accelerate set").error)
+
+
 def test_large_values_stay_until_they_are_pulled(kernel):
     output = done(kernel, "import numpy\nbig = numpy.ones(10_000_000)")
     assert any("big (76.3 MiB is large) · `%accelerate pull big` fetches" in text for text in output.texts)

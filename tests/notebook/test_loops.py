@@ -277,3 +277,42 @@ def test_gradients_of_a_closed_window_come_back(kernel: Kernel, number: int) -> 
     setup(kernel, "found, model.weight.grad = model.weight.grad, None")
     setup(kernel, "for x in batches[2:]:\n    (model(x).square().mean() / 2).backward()")
     assert kernel.value("(found - model.weight.grad).abs().max().item()") < 1e-12
+
+
+FAILING = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(3, 2).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [torch.randn(4, 3, dtype=torch.float64) for _ in range(4)]
+weights = []
+def train(batches, failing=None):
+    for number, x in enumerate(batches):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if number == failing:
+            raise ValueError("wrong")
+"""
+
+
+@pytest.mark.parametrize("cause", ["every rank", "one rank"])
+def test_a_cell_after_an_error_begins_a_new_accumulation_window(kernel: Kernel, cause: str) -> None:
+    setup(kernel, FAILING)
+    line = "--cpus 2 --accumulate 2"
+    done(kernel, "train(batches[:2])", line)
+    failing = "2" if cause == "every rank" else "None"
+    error = "" if cause == "every rank" else "\nimport os\nif os.environ['RANK'] == '1':\n    raise ValueError('wrong')"
+    assert run(kernel, f"train(batches[:3], {failing}){error}", line).error is not None
+    setup(kernel, "weights = [value.detach().clone() for value in model.parameters()]")
+    output = done(kernel, "train(batches[2:])", line)
+    assert "begins a new one" in " ".join(output.texts)
+    expected = """
+[a.requires_grad_() for a in weights]
+(sum((x @ weights[0].T + weights[1]).square().mean() for x in batches[2:]) / 2).backward()
+max((value - (a - 0.1 * a.grad)).abs().max().item() for value, a in zip(model.parameters(), weights))
+"""
+    setup(kernel, "\n".join(expected.strip().splitlines()[:-1]))
+    assert kernel.value(expected.strip().splitlines()[-1]) < 1e-12
+    assert "begins a new one" not in " ".join(done(kernel, "train(batches[2:])", line).texts)

@@ -265,6 +265,38 @@ def test_random_numbers_go_on_after_a_restart(kernel):
     assert kernel.value("(torch.set_rng_state(state), float(torch.rand(1)) == drawn)[1]") is True
 
 
+ON_ONE_RANK = "import os\nif os.environ['RANK'] == '1': torch.rand(3)\n"
+SHARES = """
+model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(8, 2)), batch_size=4):
+    model(x).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "flags", "ending"),
+    [
+        (ON_ONE_RANK, "", ""),
+        (ON_ONE_RANK + "raise ValueError('after it')", "", "ValueError"),
+        ("print('go', flush=True)\nwhile True: torch.rand(1)", "", "KeyboardInterrupt"),
+        ("torch.rand(3)", "--ranks 1", ""),
+        (SHARES, "--divide data", ""),
+        (SHARES + "raise ValueError('after it')", "--divide data", "ValueError"),
+    ],
+)
+def test_all_ranks_draw_the_notebooks_numbers_after_a_cell_in_which_they_drew_others(kernel, body, flags, ending):
+    setup(kernel, "import torch\ntorch.manual_seed(5)")
+    output = run(kernel, body, f"--cpus 2 {flags}", interrupt_on="go")
+    assert (output.error or [""])[0] == ending
+    setup(kernel, "state = torch.get_rng_state()")
+    done(kernel, "print(float(torch.rand(1)))")
+    first, second = kernel.run("%accelerate logs").stdout.split("--- rank 1\n")
+    assert first.removeprefix("--- rank 0\n").strip() == second.strip()
+    assert kernel.value("(torch.set_rng_state(state), float(torch.rand(1)))[1]") == float(second)
+
+
 def test_a_replaced_layer_goes_out_and_comes_back(kernel):
     setup(kernel, "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.1))")
     done(kernel, "shape = tuple(model(torch.ones(1, 2)).shape)")

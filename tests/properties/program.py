@@ -128,7 +128,9 @@ def _forward(choices: Choices, inputs: str, loss: Loss, model: Model, training: 
     lines = [model.forward, model.loss or loss.lines, model.more_loss, term]
     if not is_float or not model.has_output or training.uses_closure or not model.steps_alone:
         return lines
-    slope = choices.pick("input gradient", "none", "penalty", "adversarial", simple=0.88)
+    # The attention of torch's transformer layers on the CPU has no second derivative.
+    kinds = ("penalty", "adversarial") if "TransformerEncoderLayer" not in model.classes else ("adversarial",)
+    slope = choices.pick("input gradient", "none", *kinds, simple=0.88)
     if slope == "none":
         return lines
     training.before_forward.append("xb = xb.detach().clone().requires_grad_()")

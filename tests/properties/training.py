@@ -206,16 +206,19 @@ def make_training(choices: Choices, model: Model, *, num_steps: int, can_break: 
         made.before_step.append(f"norm = torch.nn.utils.clip_grad_norm_({model.parameters}, 0.5)")
     elif clip == "value":
         made.before_step.append(f"torch.nn.utils.clip_grad_value_({model.parameters}, 0.05)")
-    _add_weights(choices, made, main)
+    # `AveragedModel.update_parameters` needs as many buffers as the model had when it was copied.
+    has_late_buffer = "hasattr(self, 'scale')" in model.classes
+    _add_weights(choices, made, main, with_averaged=not has_late_buffer)
     _add_decisions(choices, made, can_break=can_break, has_rate=not made.uses_closure and optimizer != "by hand")
     _add_phases(choices, made, model, optimizer)
     return made
 
 
-def _add_weights(choices: Choices, made: Training, main: str) -> None:
-    """Add copies of the weights: averages and the best ones."""
+def _add_weights(choices: Choices, made: Training, main: str, *, with_averaged: bool) -> None:
+    """Add copies of the weights: averages, with torch's class for them if ``with_averaged``, and the best ones."""
     kinds = ("none", "ema", "averaged model", "best", "average in a class", "average of epochs", "weights set")
-    kind = choices.pick("weights", *kinds, simple=0.78)
+    possible = [kind for kind in kinds if with_averaged or kind != "averaged model"]
+    kind = choices.pick("weights", *possible, simple=0.78)
     if kind == "ema":
         made.objects.append(f"ema = copy.deepcopy({main})")
         pairs = f"for a, b in zip(ema.parameters(), {main}.parameters()):"

@@ -152,7 +152,7 @@ def test_the_cheapest_plan_that_fits_is_taken_and_follows_what_was_given() -> No
         assert found["two plain optimizers"][0].startswith("plan ddp")  # which keep nothing, as AdamW would
         assert found["given"][0].startswith("plan fsdp (2) + activation checkpointing")
         assert any("recompute their activations" in note for note in found["given"])
-        why = "zero 3 was not chosen: two optimizers step the Transformer, and stage 3 divides all of a model for one"
+        why = "zero 3 was not chosen: two optimizers step the Transformer, and stage 3 shards all of a model for one"
         assert found["refused one"].startswith("plan ddp + activation checkpointing (")
         has_zero = find_spec("deepspeed") is not None  # an extra
         assert found["refused one"].endswith(why) or not has_zero

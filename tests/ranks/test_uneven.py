@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,8 @@ def misuses_join(world: World) -> list[str]:
     model, optimizer, _ = parts()
     with pytest.raises(MisuseError, match="prepare the model"), accelerator.join_uneven_inputs():
         pass
-    accelerator.prepare(model, optimizer)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    accelerator.prepare(model, optimizer, plateau)
     with pytest.raises(MisuseError, match="even_batches is 1"):
         accelerator.join_uneven_inputs([model], even_batches=1)  # type: ignore[arg-type]
     for call in (
@@ -230,6 +232,7 @@ def misuses_join(world: World) -> list[str]:
         accelerator.wait_for_everyone,
         lambda: accelerator.gather_object(1),
         accelerator.check_trigger,
+        lambda: plateau.step(1.0),
         lambda: accelerator.save_state("unused"),
         accelerator.main_process_first().__enter__ if world.rank else accelerator.wait_for_everyone,
     ):
@@ -297,7 +300,11 @@ def local_steps_with_an_error(world: World, folder: str) -> list[list[float]]:
     train(1)
     with LocalSGD(accelerator, model, 10):
         train(2)
+        with pytest.warns(UserWarning, match="weights of one worker") if world.is_main else nullcontext():
+            accelerator.get_state_dict(model)
+            accelerator.save_model(model, folder + "_model")
         accelerator.save_state(folder)
+        accelerator.get_state_dict(model)
         found.append(weights_of(model))
     with pytest.raises(TrainingStopped), LocalSGD(accelerator, model, 10):
         train(3, TrainingStopped)

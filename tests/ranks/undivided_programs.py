@@ -83,6 +83,22 @@ def parameter_written_by_the_model(run: Run) -> None:
     train(run, Centering(), squared)
 
 
+def statistics_in_parameters(run: Run) -> None:
+    """Normalize by a function whose running statistics are parameters, as code of meta-learning does."""
+
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.mean = nn.Parameter(torch.zeros(6).double(), requires_grad=False)
+            self.variance = nn.Parameter(torch.ones(6).double(), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(F.batch_norm(x, self.mean, self.variance, training=True))
+
+    train(run, Normalized(), squared)
+
+
 def embedding_of_limited_norm(run: Run) -> None:
     class Bag(nn.Module):
         def __init__(self) -> None:
@@ -196,6 +212,7 @@ UNDIVIDED = [
     training_inside_of_the_call,
     branch_on_the_batch,
     samples_mixed_inside, value_stored_by_the_model, codebook_in_buffers, loss_that_compares_inside,
-    tensor_that_is_no_parameter, codebook_in_parameters, parameter_written_by_the_model, embedding_of_limited_norm,
+    tensor_that_is_no_parameter, codebook_in_parameters, parameter_written_by_the_model, statistics_in_parameters,
+    embedding_of_limited_norm,
     hooks_on_parameters, submodules_called_directly, other_parameters,
 ]  # fmt: skip

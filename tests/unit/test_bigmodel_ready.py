@@ -14,8 +14,8 @@ import accel_nb
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.layerwise_casting import attach_layerwise_casting_hooks
 from accel_nb.bigmodel.offload.sequential_offload import cpu_offload_with_hook
+from accel_nb.bigmodel.planning.forward_cost import measure_forward_cost
 from accel_nb.bigmodel.planning.sizes import compute_module_sizes
-from accel_nb.bigmodel.planning.workload import measure_forward_cost
 from accel_nb.errors import ConfigError
 from tests.support.checkpoints import save_sharded
 from tests.support.transformer import Transformer

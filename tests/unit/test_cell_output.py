@@ -14,6 +14,8 @@ from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.pool.control.stop_escalation import WorkerDeath
 from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.pool import HANG
+from accel_nb.telemetry.events import MetricLogged, WorkerPrepared, to_message
 from accel_nb.ui.panel import Panel
 
 
@@ -55,6 +57,27 @@ def test_what_is_not_shown_is_counted_for_each_rank():
     assert "[... 11 more bytes of rank 0; `%accelerate logs 0` shows them." in text
     assert "[... 5 more bytes of rank 1; `%accelerate logs 1` shows them." in text
     assert "[... 11 more bytes; `%accelerate logs 0` shows them." in shown(pieces, {0})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+PREPARED = to_message(WorkerPrepared(0, 0.0, "cpu", "single", "no", (), ()))
+
+
+@pytest.mark.parametrize(("topic", "body"), [("event", PREPARED), (HANG, {"line": "rank 0 waits"})])
+def test_a_terminals_line_makes_room_for_the_receipt_and_for_lines(topic, body):
+    with redirect_stdout(Terminal()) as written:
+        panel = Panel("cell", 1, display="text")
+        output = CellOutput([WorkerSpec("cpu", 1)], panel=panel, shown_ranks={0}, is_new=True)
+        output.on_events([MetricLogged(0, step, 0.1 * step, "loss", 1.0) for step in range(8)])
+        panel.refresh(force=True)
+        before = written.getvalue()
+        output.on_message(0, topic, body)
+    assert before.endswith("loss 1")
+    assert written.getvalue().removeprefix(before).startswith("\r\x1b[K{")
 
 
 DEAD = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=False))

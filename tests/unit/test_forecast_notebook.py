@@ -70,7 +70,7 @@ def test_what_a_strategy_would_refuse_to_prepare_is_no_choice() -> None:
         found = ask("", model=model, **names)
         assert found is not None
         refusals.append({plan.layout.name: plan.refusal for plan in found.plans if plan.refusal})
-    why = "two optimizers step the Transformer, and stage 3 divides all of a model for one"
+    why = "two optimizers step the Transformer, and stage 3 shards all of a model for one"
     assert refusals == [{}, {"zero 3": why}]
 
 

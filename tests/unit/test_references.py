@@ -101,3 +101,16 @@ def test_a_name_of_the_user_comes_before_those_that_ipython_gives_a_value() -> N
     model = nn.Linear(2, 1)
     names = {"_": model, "model": model, "_3": model, "optimizer": torch.optim.SGD(model.parameters())}
     assert referred_names(["optimizer"], names, names) == ["model"]
+
+
+def test_models_that_share_a_part_with_a_model_that_is_found_are_found_too() -> None:
+    shared, inner, other = nn.Softplus(), nn.Sequential(), nn.Sequential()
+    inner.append(shared)
+    other.append(shared)
+    names = {
+        "inner": inner,
+        "other": other,
+        "model": nn.Sequential(nn.Linear(2, 2), inner),
+        "unrelated": nn.Linear(2, 2),
+    }
+    assert set(referred_names(["other"], names, names)) == {"inner", "model"}

@@ -148,7 +148,7 @@ def test_an_interrupt_that_the_interpreter_ignored_is_sent_again():
 
 def test_a_rank_that_goes_on_after_the_step_at_which_all_stop_keeps_its_connections():
     case = Case()
-    case.escalation.finishes = True
+    case.escalation.may_finish_step = True
     case.interrupt()
     case.escalation.record_finish_answer(1, True)
     case.escalation.record_interrupt(1, is_raised=True)

@@ -78,6 +78,7 @@ def test_a_folder_of_ones_own_and_no_folder_at_all(tmp_path: Path) -> None:
         accelerator.load_state(tmp_path)
     for _ in range(2):
         assert accelerator.save_state(tmp_path / "best") == str(tmp_path / "best")
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
     again, *_ = prepared()  # the cell is run again
     again.save_state(tmp_path / "best")
     again.close()

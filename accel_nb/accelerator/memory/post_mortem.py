@@ -20,6 +20,7 @@ from accel_nb.accelerator.process.memory_release import free_cached_memory, is_o
 from accel_nb.bigmodel.host_memory import trim_heap
 from accel_nb.bigmodel.planning.sizes import available_host_memory
 from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.leaf_tensors import is_leaf
 from accel_nb.runtime.process.user_code import is_user_module
 from accel_nb.telemetry.memory_attribution import MemoryAttribution
 from accel_nb.telemetry.out_of_memory import MemoryHolder, OutOfMemoryReport
@@ -46,26 +47,28 @@ def report_out_of_memory(
     device = torch.device(device)
     entries = list(_entries(error))
     frames = [entry.tb_frame for entry in entries]
-    held, models = attribute_memory(accelerators, namespace, device=device, source=source)
+    attribution, models = attribute_memory(accelerators, namespace, device=device, source=source)
     for frame in frames:
         if frame.f_locals is not namespace:
-            held.add_variables({f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()})
-    held.add_other_tensors()
+            attribution.add_variables(
+                {f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()}
+            )
+    attribution.add_other_tensors()
     device_kind = device_type(device)
     use = device_kind.memory(device)
     free = available_host_memory() if device_kind.is_host else use.free
-    counted = held.bytes_by_kind.total()
+    counted = attribution.bytes_by_kind.total()
     return OutOfMemoryReport(
         device=device_kind.name if device_kind.is_host else str(device),
         requested=requested_bytes(str(error)),
         free=free,
-        bytes_by_kind=dict(held.bytes_by_kind),
+        bytes_by_kind=dict(attribution.bytes_by_kind),
         unattributed=max(0, use.allocated - counted),
         cached=max(0, use.reserved - use.allocated),
         usable=free + (counted if device_kind.is_host else use.reserved),
         line=_line(entries),
         module=_module(frames, models),
-        holders=tuple(MemoryHolder(name, size) for name, size in largest_holders(held, _MAX_HOLDERS)),
+        holders=tuple(MemoryHolder(name, size) for name, size in largest_holders(attribution, _MAX_HOLDERS)),
     )
 
 
@@ -75,23 +78,26 @@ def attribute_memory(
     """Count the bytes that models, optimizers and variables hold on a device; return them and the models."""
     objects = [*(item for known in accelerators for item in known.prepared_objects), *namespace.values()]
     models = [item for item in objects if isinstance(item, nn.Module)]
-    held = MemoryAttribution(device)
-    held.add_trained(models, [item for item in objects if isinstance(item, Optimizer)])
+    attribution = MemoryAttribution(device)
+    attribution.add_trained(models, [item for item in objects if isinstance(item, Optimizer)])
     lines = _bound_at(source)
     names = {name: value for name, value in dict(namespace).items() if not name.startswith("_")}
-    held.add_variables({f"{name} (line {lines[name]})" if name in lines else name: names[name] for name in names})
-    return held, models
+    attribution.add_variables(
+        {f"{name} (line {lines[name]})" if name in lines else name: names[name] for name in names}
+    )
+    return attribution, models
 
 
-def largest_holders(held: MemoryAttribution, number: int) -> list[tuple[str, int]]:
+def largest_holders(attribution: MemoryAttribution, number: int) -> list[tuple[str, int]]:
     """Return the names of the largest holders and their bytes, the largest first."""
-    rows = [(f"`{name}`", size) for name, size in held.bytes_by_variable.items()]
+    rows = [(f"`{name}`", size) for name, size in attribution.bytes_by_variable.items()]
     rows += [
-        (f"weights, gradients and optimizer state of {module}", size) for module, size in held.bytes_by_module.items()
+        (f"weights, gradients and optimizer state of {module}", size)
+        for module, size in attribution.bytes_by_module.items()
     ]
     rows += [
         (f"activations saved for the backward pass in or after {module}", size)
-        for module, size in held.activation_bytes_by_module.items()
+        for module, size in attribution.activation_bytes_by_module.items()
     ]
     return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:number]
 
@@ -110,7 +116,7 @@ def release_error_memory(error: BaseException, namespace: dict[str, Any], bound:
         current = current.__cause__ or current.__context__
     for name in bound:
         value = namespace.get(name)
-        if isinstance(value, Tensor) and value.grad_fn is not None:
+        if isinstance(value, Tensor) and not is_leaf(value):
             namespace[name] = value.detach()
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):

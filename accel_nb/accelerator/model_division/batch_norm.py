@@ -42,8 +42,8 @@ def synchronized_batch_norm(exchange: RowExchange) -> Iterator[None]:
 def means_with_deviations(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by name in which each running mean is stacked with its standard deviations.
 
-    A mean is rounded relative to the deviation. Where the inputs of a layer are centred, as behind a linear layer that
-    follows another batch normalization, nothing of it but rounding is left.
+    The rounding error of a mean is proportional to the deviation. If the inputs of a layer are centered, as after a
+    linear layer that follows another batch normalization, the mean consists of rounding errors alone.
     """
     joined = dict(values)
     for name, mean in values.items():

@@ -267,7 +267,7 @@ class DividedCalls:
         except _ResultMayDiffer as error:
             cause = error.__cause__
             return None, _SHAPES_DIFFER if cause is None else part_problem(cause)
-        # Weights that are divided are checked without gradients, where code may register no hooks on these.
+        # Models with sharded weights are checked without gradients, and code then cannot register hooks on these.
         return (None, OWN_GRADIENTS) if code.has_own_gradients else (rows, None)
 
     def _accept_read(self, layout: RowLayout, read: int, values: list[Any]) -> tuple[Any, ...]:
@@ -501,14 +501,14 @@ class DividedCalls:
     def _is_compiled_model(self, model: nn.Module) -> bool:
         return isinstance(model, OptimizedModule) or self._is_compiled(model)
 
-    def _agree_on_layout(self, found: RowLayout | DivisionRefusal) -> RowLayout | DivisionRefusal:
+    def _agree_on_layout(self, layout: RowLayout | DivisionRefusal) -> RowLayout | DivisionRefusal:
         """Return the layout if it is equal on all ranks: rounding, and so the check, may differ among machines."""
-        code = zlib.crc32(repr(found).encode()) if isinstance(found, RowLayout) else int(found.is_final)
+        code = zlib.crc32(repr(layout).encode()) if isinstance(layout, RowLayout) else int(layout.is_final)
         if self._is_equal_on_ranks(code):
-            return found
+            return layout
         # Final on all ranks: else only some would search again in the next call.
         return DivisionRefusal(
-            found.reason if isinstance(found, DivisionRefusal) else "the ranks disagree about its rows"
+            layout.reason if isinstance(layout, DivisionRefusal) else "the ranks disagree about its rows"
         )
 
     def _is_equal_on_ranks(self, code: int) -> bool:

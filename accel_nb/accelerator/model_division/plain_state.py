@@ -2,7 +2,7 @@
 
 A row layout holds for calls with the same plain values, among them members of enums, tuples of plain values, and
 functions and classes, which may be replaced by others. So a dropout that is enabled later, or a layer that an epoch
-number switches on, makes the model be checked again. Of another object its class is compared, and its attributes.
+number switches on, leads to another check of the model. Of another object its class is compared, and its attributes.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from accel_nb.accelerator.model_division.random_generators import is_generator
 from accel_nb.runtime.code_objects import nested_codes
 from accel_nb.runtime.container_items import items_of
+from accel_nb.runtime.leaf_tensors import is_leaf
 from accel_nb.runtime.process.user_code import is_user_module
 from accel_nb.runtime.tensors.instance_patching import is_of_instance, replaced_forward
 
@@ -230,7 +231,7 @@ def find_trained_outside(model: nn.Module) -> str | None:
         if isinstance(value, nn.Module):
             if id(value) not in modules and _has_trained_state(value):
                 return name
-        elif isinstance(value, Tensor) and value.is_leaf and value.requires_grad and id(value) not in parameters:
+        elif isinstance(value, Tensor) and value.requires_grad and is_leaf(value) and id(value) not in parameters:
             return name
     return None
 

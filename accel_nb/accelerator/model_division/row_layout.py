@@ -175,7 +175,7 @@ def find_layout(
 
 
 def _possible_sizes(tensors: Sequence[Tensor], batch_size: int | None) -> list[int]:
-    """Return sizes that may be the number of rows, the likeliest first."""
+    """Return sizes of dims that may be those of the rows, the likeliest first."""
     first = next((tensor for tensor in tensors if tensor.dim()), None)
     if first is None:
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accel_nb.runtime.tensors.versions import version_of
 
 _KINDS = (Tensor, nn.Parameter)
+_STATISTICS = ("running_mean", "running_var")
+"""Arguments to which batch normalization writes, of which the schemas of torch's kernels do not say so."""
 
 
 class TensorWrites(TorchDispatchMode):
@@ -27,12 +30,10 @@ class TensorWrites(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            for number, argument in enumerate(func._schema.arguments):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    value = args[number] if number < len(args) else kwargs.get(argument.name)
-                    for tensor in value if isinstance(value, list | tuple) else [value]:
-                        self._keep(tensor)
+        for number, name in _written_arguments(func):
+            value = args[number] if number < len(args) else kwargs.get(name)
+            for tensor in value if isinstance(value, list | tuple) else [value]:
+                self._keep(tensor)
         return func(*args, **kwargs)
 
     def _keep(self, tensor: Any) -> None:
@@ -62,3 +63,13 @@ class TensorWrites(TorchDispatchMode):
                 changed[f"tensor {name}"] = value.detach().clone()
                 value.data.copy_(before)
         return changed
+
+
+@functools.cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments that an operation may write to."""
+    return tuple(
+        (number, argument.name)
+        for number, argument in enumerate(func._schema.arguments)
+        if argument.name in _STATISTICS or (argument.alias_info is not None and argument.alias_info.is_write)
+    )

@@ -30,7 +30,7 @@ from accel_nb.accelerator.plain_cells.detection.model_hooks import has_inner_hoo
 from accel_nb.accelerator.plain_cells.detection.module_calls import ModuleCallHooks
 from accel_nb.accelerator.plain_cells.detection.unprepared_objects import UnpreparedObjects
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
-from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
+from accel_nb.accelerator.plain_cells.loss_proof.loss_check import LossCheck
 from accel_nb.accelerator.plain_cells.preparation import Preparation
 from accel_nb.accelerator.plain_cells.replacements import sharded_code, torchscript
 from accel_nb.accelerator.plain_cells.replacements.backward_passes import BackwardPasses
@@ -45,11 +45,11 @@ from accel_nb.accelerator.plain_cells.replacements.device_moves import (
     replace_to,
 )
 from accel_nb.accelerator.plain_cells.replacements.file_functions import FileFunctions
-from accel_nb.accelerator.plain_cells.replacements.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.replacements.gradient_data import GradientData
 from accel_nb.accelerator.plain_cells.replacements.gradient_hooks import replace_register_hook
 from accel_nb.accelerator.plain_cells.replacements.held_gradients import HeldGradients
 from accel_nb.accelerator.plain_cells.replacements.replaced_functions import ReplacedFunctions
+from accel_nb.accelerator.plain_cells.replacements.shared_seeds import SharedSeeds
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.distributed import metric_gathering, sharded
@@ -92,7 +92,7 @@ class PlainCells:
         )
         self._functions = ReplacedFunctions()
         self._files = FileFunctions(components.comm)
-        self._fresh_seeds = FreshSeeds()
+        self._shared_seeds = SharedSeeds()
         self._gradient_data = GradientData(self._prepared_parameters, components.strategy.is_gathered)
         self._held_gradients = HeldGradients(self._stepper)
         self._writes_once = False
@@ -141,7 +141,7 @@ class PlainCells:
         self._loops.begin_cell()
         self._loss_check.begin()
         self._division.begin_cell(may_depend_on_rank=may_depend_on_rank, is_on_some_ranks=is_on_some_ranks)
-        self._fresh_seeds.begin(None if may_depend_on_rank else entropy)
+        self._shared_seeds.begin(None if may_depend_on_rank else entropy)
         is_divided = self._accelerator.components.data_world.size > 1
         self._divided_calls.is_on = is_divided and self._division.divides_models
         accelerator = self._accelerator
@@ -221,7 +221,7 @@ class PlainCells:
                     self._gathers_metrics, self._is_for_one_process, writes_once=lambda: self._writes_once
                 )
             )
-            functions.replace_all(self._fresh_seeds.replacements())
+            functions.replace_all(self._shared_seeds.replacements())
         # Otherwise ranks may read different samples, or only some ranks run the cell.
         if self._writes_once and self._division.mode != "data" and not is_on_some_ranks:
             self._files.replace_commands(stack, functions)

@@ -20,7 +20,7 @@ from accel_nb.accelerator.plain_cells.detection.distributed_objects import has_d
 from accel_nb.accelerator.plain_cells.detection.training_detection import find_training_code
 from accel_nb.accelerator.plain_cells.detection.unmanaged_tensors import UnmanagedTensors
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
-from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
+from accel_nb.accelerator.plain_cells.loss_proof.loss_check import LossCheck
 from accel_nb.accelerator.plain_cells.preparation import Preparation
 from accel_nb.accelerator.plain_cells.replacements.backward_passes import BackwardPasses
 from accel_nb.accelerator.prepare.preparer import WorkDivision

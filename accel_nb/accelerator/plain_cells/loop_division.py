@@ -167,15 +167,15 @@ class LoopDivision:
     def _describe(self) -> None:
         """Describe in the receipt how the batches of the open loops are computed, by their first batch."""
         loaders = [loader for _, loader, _ in self._close()]
-        reading = self._find_reading(loaders)
+        division = self._find_division(loaders)
         changed = False
         for loader in loaders:
-            self._divisions[loader] = reading
-            changed |= self._accelerator.components.preparer.record_division(loader, reading)
+            self._divisions[loader] = division
+            changed |= self._accelerator.components.preparer.record_division(loader, division)
         if changed:
             self._accelerator.report(self._used)
 
-    def _find_reading(self, loaders: list[DataLoader[Any]]) -> WorkDivision:
+    def _find_division(self, loaders: list[DataLoader[Any]]) -> WorkDivision:
         if divided := list(self._calls.divided):
             cost = self._describe_cost(loaders)
             return WorkDivision(True, f" in {', '.join(divided)}" + ("" if cost is None else f" ({cost})"))

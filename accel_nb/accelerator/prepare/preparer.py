@@ -532,7 +532,7 @@ class Preparer:
             )
         measures = isinstance(scheduler, ReduceLROnPlateau)
         if measures and self._comm.world.size > 1:
-            average_metric(scheduler, self._comm)
+            average_metric(scheduler, self._comm, self._stepper.check_all_call)
         if self.schedule != "calls":
             # With per-worker batches an epoch has fewer steps than in one process, by the number of ranks: option
             # ``samples`` advances schedules by that many. ReduceLROnPlateau counts metrics, not steps.

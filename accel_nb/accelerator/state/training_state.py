@@ -227,8 +227,7 @@ class TrainingState:
             )
         state = self._stepper.strategy.read_state(bundle, copied=False)
         weights = state["models"]
-        for hook in list(self._save_hooks.values()):
-            hook(list(bundle.models), weights, draft_url)
+        self._run_save_hooks(weights, draft_url)
         return {
             "models": [_model_state(model, values) for model, values in zip(bundle.models, weights, strict=False)],
             "optimizers": state["optimizers"],
@@ -241,6 +240,17 @@ class TrainingState:
             "data": [get_position(loader).to_json() for loader in self.loaders()],
             "tracked": self._tracked.state(comm),
         }
+
+    def call_save_hooks(self, folder: str) -> None:
+        """Call the hooks of a save on a rank that writes nothing of the checkpoint; they get ``folder`` to write to."""
+        if self._save_hooks:
+            self._run_save_hooks(
+                self._stepper.strategy.read_state(self._stepper.bundle, copied=False)["models"], folder
+            )
+
+    def _run_save_hooks(self, weights: Any, url: str) -> None:
+        for hook in list(self._save_hooks.values()):
+            hook(list(self._stepper.bundle.models), weights, url)
 
     def resume_loader(self, loader: DataLoader[Any]) -> None:
         """Resume a loader that was just prepared, if the loaded checkpoint has its position."""
@@ -547,5 +557,5 @@ def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
             name: FromRankZero(value) if name in buffers and isinstance(value, Tensor) else value
             for name, value in values.items()
         },
-        "versions": {prefix: dict(facts) for prefix, facts in getattr(values, "_metadata", {}).items()},
+        "versions": {prefix: dict(metadata) for prefix, metadata in getattr(values, "_metadata", {}).items()},
     }

@@ -225,15 +225,16 @@ def wrap_scheduler(
     return patch_instance(scheduler, {"step": step}, plain_class(scheduler))
 
 
-def average_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
+def average_metric(scheduler: ReduceLROnPlateau, comm: Communicator, check: Callable[[], None]) -> None:
     """Make ``scheduler.step`` use the mean of all ranks' metrics; every rank must call it.
 
-    A loss that a loop has summed up covers this rank's share only. Without the mean, ranks would lower the learning
-    rate at different times, and their replicas would diverge.
+    ``check`` raises where some ranks do not. A loss that a loop has summed up covers this rank's share only. Without
+    the mean, ranks would lower the learning rate at different times, and their replicas would diverge.
     """
     own_step = type(scheduler).step
 
     def step(self: ReduceLROnPlateau, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        check()
         measured = torch.tensor([float(metrics)], dtype=torch.float64, device=comm.world.device)
         own_step(self, comm.all_reduce(measured, "mean").item(), *args, **kwargs)
 

@@ -172,6 +172,19 @@ class Stepper:
         for proxy in self.optimizer_proxies.values():
             proxy.defer_zero_grad(self.defers_zero_grad)
 
+    def discard_window(self) -> bool:
+        """Drop the gradients of an open window of several micro-batches; return whether there was one.
+
+        Every rank must call: after an error their windows may hold different micro-batches.
+        """
+        is_open = self.window.size > 1 and (self.window.has_gradients or self.window.num_pending > 0)
+        self.window.discard()
+        if self.window.size > 1:
+            self._drop_gradients()
+            for proxy in self.optimizer_proxies.values():
+                proxy.finished_window = -1
+        return is_open
+
     @property
     def defers_zero_grad(self) -> bool:
         """Whether ``zero_grad`` of optimizers must be intercepted."""
@@ -426,6 +439,11 @@ class Stepper:
         """Report the values that are still being copied from the device."""
         self.meter.flush()
 
+    def check_all_call(self) -> None:
+        """Raise `MisuseError` where ranks that have run out of data do not make the calls of the others."""
+        if self.is_joined:
+            raise MisuseError(REFUSED_IN_JOIN)
+
     @contextmanager
     def without_sync(self, models: Iterable[nn.Module]) -> Iterator[None]:
         """Do not average the gradients of backward passes in the block over ranks."""
@@ -477,6 +495,10 @@ class Stepper:
             average_replica(self._comm, self.bundle.optimizers, self.bundle.models[number])
         if not self._num_local:
             self._differing.clear()
+
+    def has_own_weights(self, model: nn.Module) -> bool:
+        """Return whether this rank's replica of a model differs from others, which `LocalSGD` has yet to average."""
+        return id(model) in self._differing
 
     @property
     def makes_local_steps(self) -> bool:

@@ -15,6 +15,7 @@ from accel_nb.bigmodel.loading.quantized_files import replace_quantized_layers
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.device_map import estimate_forward, main_device, plan_device_map
+from accel_nb.bigmodel.planning.forward_cost import ForwardCost, measure_forward_cost, measure_speed
 from accel_nb.bigmodel.planning.placement import Placement, describe_device_map, find_place
 from accel_nb.bigmodel.planning.sizes import (
     Device,
@@ -23,7 +24,6 @@ from accel_nb.bigmodel.planning.sizes import (
     parse_dtype,
     to_torch_device,
 )
-from accel_nb.bigmodel.planning.workload import ForwardCost, measure_forward_cost, measure_speed
 from accel_nb.bigmodel.quantization.kernels import Quantization
 from accel_nb.bigmodel.quantization.quantize import quantize_model, quantized_layers, report_quantization
 from accel_nb.bigmodel.safetensors_reader import open_safetensors

@@ -325,15 +325,17 @@ class WeightPrefetcher:
         state.next = (state.next + 1) % len(order)
         self._request_upcoming(self._budget - group.nbytes)
 
-    def _request_upcoming(self, room: int) -> None:
-        """Request the groups that this thread needs next, within ``room`` bytes."""
+    def _request_upcoming(self, remaining_bytes: int) -> None:
+        """Request the groups that this thread needs next, within ``remaining_bytes``."""
         order, begin = self._order, self._thread_state.next
         upcoming: list[WeightGroup] = []
         ahead = 0
         for step in range(len(order) - 1):
             other = order[(begin + step) % len(order)]
-            room -= other.nbytes
-            if room < 0 or (step > self._num_readers and ahead >= min(_MIN_PREFETCH_BYTES, self._budget // 2)):
+            remaining_bytes -= other.nbytes
+            if remaining_bytes < 0 or (
+                step > self._num_readers and ahead >= min(_MIN_PREFETCH_BYTES, self._budget // 2)
+            ):
                 break
             ahead += other.nbytes
             if other in self._residencies or self._transfer.benefits_from_prefetch(

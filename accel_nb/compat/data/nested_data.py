@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,17 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 def reduce(tensor: Any, reduction: Operation = "mean", scale: float = 1.0) -> Any:
     """Return the mean or sum over ranks, times ``scale``; the state's ``debug`` checks that shapes are equal."""
     return _collectives().reduce(tensor, reduction, scale)
+
+
+def gather_object(object: Any) -> Any:
+    """Return the items of all ranks' values in one list, or the values if one has no items.
+
+    One process gets its own value back. Nothing is pickled; see `accel_nb.Accelerator.gather_object`.
+    """
+    values = _collectives().gather_objects(object)
+    if len(values) == 1:
+        return object
+    return [item for value in values for item in value] if all(isinstance(v, Iterable) for v in values) else values
 
 
 def _collectives() -> Collectives:

@@ -58,7 +58,7 @@ _DATACLASSES_MODULE = {
 }
 _COLLECTIVES = places_in(
     _OPERATIONS,
-    "broadcast_object_list convert_to_fp32 find_batch_size find_device gather_object listify send_to_device",
+    "broadcast_object_list convert_to_fp32 find_batch_size find_device listify send_to_device",
 )
 _NESTED = {
     **_COLLECTIVES,
@@ -66,8 +66,8 @@ _NESTED = {
     **places_in(
         "accel_nb.compat.data.nested_data",
         "CannotPadNestedTensorWarning broadcast concatenate convert_outputs_to_fp32 copy_tensor_to_devices gather "
-        "get_data_structure ignorant_find_batch_size initialize_tensors is_tensor_information pad_across_processes "
-        "pad_input_tensors recursively_apply reduce slice_tensors",
+        "gather_object get_data_structure ignorant_find_batch_size initialize_tensors is_tensor_information "
+        "pad_across_processes pad_input_tensors recursively_apply reduce slice_tensors",
     ),
 }
 _NESTED_MODULE = {

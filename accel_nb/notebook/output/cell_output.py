@@ -129,6 +129,7 @@ class CellOutput:
             self._end_phases()
             self._flush()
             if topic == RECORD:
+                self._panel.prepare_for_text()
                 handle_record(body)
                 return
             if topic in widget_messages.TOPICS:
@@ -245,15 +246,18 @@ class CellOutput:
             return
         show = self._receipt.display if self._receipt_text is None else self._receipt.update
         self._receipt_text = text
+        self._panel.prepare_for_text()
         show(display_bundle(redact(text)), raw=True)
 
     def _show_line(self, line: str) -> None:
+        self._panel.prepare_for_text()
         display(display_bundle(redact(line)), raw=True)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         shell = get_ipython()
         assert shell is not None, "a cell runs in a shell"
         publisher = shell.display_pub
+        self._panel.prepare_for_text()
         if topic == "clear":
             publisher.clear_output(wait=bool(body.get("wait")))
             return

@@ -65,6 +65,8 @@ class NamespaceSession:
     _unanswered: PackedCell | None = None
     """The cell that was packed last, until the workers have answered it."""
     _has_lost_ranks: bool = False
+    _has_failed: bool = False
+    """Whether the last cell has ended with an error or an interrupt on some rank, or its end is not known."""
     _has_equal_ranks: bool = True
     """Whether the cell that was packed last does the same on all ranks."""
     _not_returned: dict[str, str] = field(default_factory=dict)
@@ -133,7 +135,8 @@ class NamespaceSession:
         ShippingError, with a remedy, for a value that cannot be sent.
         """
         self.record_undelivered()  # an interrupt may have come before its request
-        digest, states = self._capture_random_states(always=cell.call is not None)
+        is_same_on_ranks = pool.size > 1 and (names.only_reads_accelerator or not names.is_explicit)
+        digest, states = self._capture_random_states(always=cell.call is not None or is_same_on_ranks)
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
         reloaded = self._find_reloads(pool)
         assigned = find_assigned_attributes(cell.tree) | self._imported.in_modules()
@@ -164,7 +167,6 @@ class NamespaceSession:
                 contained=tuple(self._contained_names(names.bound)),
                 sources=self._environment.new_sources(codes),
                 rng_digest=digest,
-                has_rng=states is not None,
                 variables=self._environment.changed_variables(facts.variables),
                 settings=self._environment.changed_settings(),
                 modules=tuple(modules),
@@ -173,6 +175,7 @@ class NamespaceSession:
                 is_on_some_ranks=len(chosen) < pool.size,
                 first_rank=min(chosen),
                 has_lost_ranks=self._has_lost_ranks,
+                follows_failure=self._has_failed,
             )
             has_equal_ranks = request.is_plain and not (request.may_depend_on_rank or request.is_on_some_ranks)
             self._has_equal_ranks = has_equal_ranks or pool.size == 1
@@ -221,6 +224,7 @@ class NamespaceSession:
     def record_answers(self, packed: PackedCell, answers: Collection[RankAnswer]) -> None:
         """Record that the workers have answered a packed cell."""
         self._has_lost_ranks = False
+        self._has_failed = any(answer.outcome != "done" for answer in answers)
         seek_ends()
         self._modules.record(answer.reply.modules for answer in answers)
         if not all(answer.reply.has_run for answer in answers):
@@ -233,6 +237,7 @@ class NamespaceSession:
         """Record that the last packed cell may not have arrived, if it has no answers: its values are sent again."""
         packed, self._unanswered = self._unanswered, None
         if packed is not None:
+            self._has_failed = True
             self._registry.forget(map(root_name, packed.sent_paths))
             self._registry.record_outdated(packed.removed_names)
             self._environment.reset()
@@ -244,6 +249,7 @@ class NamespaceSession:
         Names whose values changed are added to ``changed_names``.
         """
         lines: list[str] = []
+        does_the_same, returned_names = self._has_equal_ranks, set[str]()
         for answer in answers:
             lines += apply_returned(answer.reply.settings)
             self._environment.record_returned(answer.reply.settings)
@@ -262,6 +268,7 @@ class NamespaceSession:
             if keep_output(self.namespace, is_of_this_cell=changed_names is None):
                 self._registry.record_deleted([OUTPUT_NAME])
             arrived = {root_name(name) for name in (*names, *received.removed)}
+            returned_names |= arrived
             if changed_names is not None:
                 changed_names |= arrived
             has_earlier = any(
@@ -297,7 +304,10 @@ class NamespaceSession:
             lines += outdated.values()
             lines += [] if received.items is None else received.items.describe_other_uses(outdated)
         self._registry.record_different(find_different_names(list(answers)))
-        if not self._has_equal_ranks or not all(answer.is_complete for answer in answers):
+        is_complete = all(answer.is_complete for answer in answers)
+        if does_the_same and not is_complete and len(answers) > 1:
+            self._registry.record_unequal(returned_names)
+        if not self._has_equal_ranks or not is_complete:
             self._registry.record_rank_dependent()
         return lines
 

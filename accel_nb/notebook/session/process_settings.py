@@ -17,9 +17,9 @@ import re
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -184,6 +184,19 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
     """Apply the result of `read_settings`, or a part of it, to this process."""
     for name, value in settings.items():
         _SETTERS[name](value)
+
+
+@contextmanager
+def kept_log_levels() -> Iterator[None]:
+    """Set the levels of loggers, after the block, to those that they had before it.
+
+    A library that is imported in the block may set its own, as it did in the notebook before code there chose another.
+    """
+    before = _log_levels()
+    try:
+        yield
+    finally:
+        _set_log_levels(before)
 
 
 def apply_returned(settings: Mapping[str, Any]) -> list[str]:

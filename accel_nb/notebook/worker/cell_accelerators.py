@@ -37,6 +37,8 @@ class CellAccelerators:
         self._incomplete: weakref.WeakSet[Accelerator] = weakref.WeakSet()
         # Whether accelerators of an old process group had gradients that their strategy held.
         self._has_lost_gradients = False
+        # Whether accumulation windows were discarded since the last cell.
+        self._has_discarded_windows = False
 
     @property
     def last_share(self) -> Any:
@@ -94,6 +96,7 @@ class CellAccelerators:
         Those with sharded models stay open until `close_suspended`: gathering a model needs all ranks, and some may
         have died.
         """
+        self.discard_windows()
         self._has_lost_gradients |= any(accelerator.holds_gradients for accelerator in self.open_accelerators())
         self._suspended = [accelerator for accelerator in self.open_accelerators() if accelerator.sharded_tensors()]
         for kind, (_, accelerator) in list(self._own.items()):
@@ -105,10 +108,16 @@ class CellAccelerators:
             if isinstance(value, Accelerator) and value not in self._suspended:
                 value.close(is_alone=True)
 
+    def discard_windows(self) -> None:
+        """Drop the gradients of open accumulation windows after a cell that has failed on some rank; all ranks call."""
+        for accelerator in self.open_accelerators():
+            self._has_discarded_windows |= accelerator.discard_window()
+
     def pop_lines(self) -> list[str]:
-        """Return a line about lost gradients, if any were lost since the last call."""
+        """Return lines on what was lost since the last call."""
         lost, self._has_lost_gradients = self._has_lost_gradients, False
-        return [_LOST_GRADIENTS] if lost else []
+        discarded, self._has_discarded_windows = self._has_discarded_windows, False
+        return [_LOST_GRADIENTS] * lost + [_DISCARDED_WINDOW] * discarded
 
     def close_suspended(self) -> None:
         """Close the suspended accelerators, which gathers their models; all ranks must call it."""
@@ -130,7 +139,7 @@ class CellAccelerators:
         diverged = [accelerator for accelerator in self.open_accelerators() if accelerator.has_rank_rng]
         if seed is not None:
             rng.set_seed(seed)
-        elif diverged and not request.has_rng:
+        elif diverged:
             group = self._worker.group
             if group is None or request.is_on_some_ranks:
                 return
@@ -179,6 +188,12 @@ class CellAccelerators:
 _LOST_GRADIENTS = (
     "the gradients of divided models were dropped when the workers were stopped, after an error or an interrupt: run "
     "the backward pass again before a step that uses them"
+)
+
+
+_DISCARDED_WINDOW = (
+    "the last cell has ended inside of an accumulation window: its gradients are dropped, and this cell begins a new "
+    "one"
 )
 
 

@@ -35,7 +35,12 @@ from accel_nb.notebook.messages import CallRequest, PullRequest, ReloadMode, Run
 from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.log_handlers import send_records
 from accel_nb.notebook.session.module_sync import WorkerModules
-from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings, limit_error_filters
+from accel_nb.notebook.session.process_settings import (
+    ChangedSettings,
+    apply_settings,
+    kept_log_levels,
+    limit_error_filters,
+)
 from accel_nb.notebook.worker.cell_accelerators import CellAccelerators
 from accel_nb.notebook.worker.cell_worker import CellWorker, ZygoteWorker
 from accel_nb.notebook.worker.error_reports import describe_exit, format_traceback, make_error_report
@@ -148,6 +153,9 @@ class CellProgram:
             accelerator.has_interrupted_backward for accelerator in self._accelerators.open_accelerators()
         )
         self._lines += imported.bind_changed(request.bound)
+        if outcome == "done":
+            absent = [name for name in resolved.config.pull if name not in self._namespace]
+            self._lines += [f"--pull {name}: after the cell there is no such name" for name in absent]
         if before is not None:
             before.imported = imported.ids()
         changed, notes = ({}, []) if settings is None else settings.find()
@@ -185,11 +193,14 @@ class CellProgram:
         apply_settings(request.settings)
         limit_error_filters()
         send_records(self._send_display)
+        if request.follows_failure:
+            self._accelerators.discard_windows()
         if not request.has_lost_ranks:
             self._accelerators.close_suspended()
         if (changes := find_payload(payloads, CHANGES, BufferPayload)) is not None:
-            delta, errors = NamespaceDelta.unpack(changes, self._namespace)
-            errors |= delta.apply(self._namespace)
+            with kept_log_levels():
+                delta, errors = NamespaceDelta.unpack(changes, self._namespace)
+                errors |= delta.apply(self._namespace)
             if errors:
                 raise ShippingError("\n".join(_describe_failed_values(errors)))
         if request.has_lost_ranks:

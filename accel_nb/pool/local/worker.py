@@ -225,18 +225,16 @@ class Worker:
         return SocketStore(socket.socket(fileno=os.dup(self._store)), timeout_s=self._timeout_s)
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        if (
-            self._running_request is not None
-            and self._running_request == self._interrupted_request
-            and not _InterruptibleBlock.changes(frame)
-        ):
-            self.report_interrupt(is_raised=True)
-            raise KeyboardInterrupt
+        if self._running_request is not None and self._running_request == self._interrupted_request:
+            is_raised = not _InterruptibleBlock.changes(frame)
+            self.report_interrupt(is_raised=is_raised)
+            if is_raised:
+                raise KeyboardInterrupt
 
     def _handle_unraisable(self, ignored: sys.UnraisableHookArgs) -> None:
         """Report an interrupt that was raised in a destructor or a callback, where the interpreter ignores errors."""
         is_interrupt = issubclass(ignored.exc_type, KeyboardInterrupt)
-        if is_interrupt and self._running_request is not None and self._running == self._interrupted_request:
+        if is_interrupt and self._running_request is not None and self._running_request == self._interrupted_request:
             self.report_interrupt(is_raised=False)
         else:
             sys.__unraisablehook__(ignored)

@@ -6,7 +6,7 @@ import functools
 import types
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accel_nb.pool.sync.contents.content_kinds import ObjectAttributes, content_of
@@ -50,6 +50,7 @@ from accel_nb.pool.sync.stream.pickling import copyable_values, digest
 from accel_nb.runtime.distributed.held_gradients import gradient_of
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_shard, shard_number
+from accel_nb.runtime.leaf_tensors import is_leaf
 from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.versions import version_of
 
@@ -126,7 +127,7 @@ def fingerprint_of(
     place = shared.view_of(value) if is_tensor(value) or is_plain_array(value) else None
     if is_tensor(value):
         own = () if place else (value,)  # a view has the content of the object whose memory it uses
-        gradient = gradient_of(value) if value.is_leaf else None
+        gradient = gradient_of(value) if is_leaf(value) else None
         parts = own if gradient is None else (*own, gradient)
         attributes = tensor_attributes(value)
         code = digest(attributes, namespace=namespace, shared=shared) if attributes else None
@@ -145,6 +146,15 @@ def fingerprint_of(
     if items := changeable_items(value):
         return Fingerprint(kind, items_content(content, items, namespace, shared))
     return Fingerprint(kind, digest(content, namespace=namespace, shared=shared))
+
+
+def outdated_fingerprint(value: Any, known: Fingerprint) -> Fingerprint:
+    """Return a fingerprint of a value's kind with a content that equals none, so that all of it is sent again."""
+    if is_module(value):
+        return Fingerprint(known.kind, replace(known.content, weights=None, gradients=None))
+    if is_optimizer(value):
+        return Fingerprint(known.kind, replace(known.content, tensors=None))
+    return Fingerprint(known.kind, None)
 
 
 def _optimizer_fingerprint(optimizer: Any, namespace: dict[str, Any], shared: SharedObjects) -> Fingerprint:
@@ -427,7 +437,7 @@ def set_module_state(module: Any, state: Mapping[str, Any], *, must_copy: bool =
                 if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
                     tensor.grad, tensor.data = None, (value.clone() if must_copy else value).to(tensor.device)
                 fill_tensor(tensor, value)
-            if tensor.is_leaf and (tensor.is_floating_point() or tensor.is_complex()):
+            if is_leaf(tensor) and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
         part.training = path not in in_eval_mode

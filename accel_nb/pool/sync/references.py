@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from accel_nb.pool.sync.change_detection import is_compared_by_identity
@@ -43,28 +44,38 @@ class ReferenceRecorder(SharedObjects):
 def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: Namespace) -> list[str]:
     """Return other names than ``names``, of modules, optimizers and schedulers to which values of ``names`` refer.
 
-    Only names in ``visible`` are returned; ``namespace`` is the globals of functions. A trainer object that refers to
-    the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.
+    These refer to others in turn, as a model whose part has a name of its own. Only names in ``visible`` are returned;
+    ``namespace`` is the globals of functions. A trainer object that refers to the notebook's ``model`` trains that
+    model: both are sent in one stream that keeps the reference.
     """
-    chosen, kinds = set(names), training_kinds()
+    kinds = training_kinds()
     # Filter by type first: in a long session IPython has bound thousands of names. The copy is of one moment: other
     # threads may bind names. An object has the first of its names: IPython's own, as `_`, are of the shell on workers.
     trained = [(name, value) for name, value in dict(namespace).items() if isinstance(value, kinds)]
     trained.sort(key=lambda item: item[0].startswith("_"))
+    chosen = set(names)
     others = {name: value for name, value in trained if name not in chosen and name in visible}
-    references = ReferenceRecorder(shared_ids(others))
-    for name in chosen if others else ():
-        value = visible[name]
-        if is_tensor(value) or (is_compared_by_identity(value) and not isinstance(value, types.MethodType)):
-            continue
-        content: Any = content_of(value) if isinstance(value, types.FunctionType) else None
-        if is_module(value):
-            content = list(_contents(value, references))
-        try:
-            dump(value if content is None else content, namespace=namespace, shared=references)
-        except Exception:  # `SharedObjectRegistry.serialize_changes` raises it, with advice
-            continue
-    return list(dict.fromkeys(root_name(path) for path in references.looked_up))
+    found: dict[str, None] = {}
+    waiting: Collection[str] = chosen
+    while waiting and others:
+        references = ReferenceRecorder(shared_ids(others))
+        for name in waiting:
+            _look_up(visible[name], references, namespace)
+        waiting = dict.fromkeys(root_name(path) for path in references.looked_up)
+        found |= dict.fromkeys(waiting)
+        others = {name: value for name, value in others.items() if name not in waiting}
+    return list(found)
+
+
+def _look_up(value: Any, references: ReferenceRecorder, namespace: Namespace) -> None:
+    """Look up all objects to which a value refers."""
+    if is_tensor(value) or (is_compared_by_identity(value) and not isinstance(value, types.MethodType)):
+        return
+    content: Any = content_of(value) if isinstance(value, types.FunctionType) else None
+    if is_module(value):
+        content = list(_contents(value, references))
+    with suppress(Exception):  # `SharedObjectRegistry.serialize_changes` raises it, with advice
+        dump(value if content is None else content, namespace=namespace, shared=references)
 
 
 def _contents(module: Any, references: ReferenceRecorder) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from accel_nb.pool.sync.change_detection import (
     is_compared_by_identity,
     module_attributes,
     module_state,
+    outdated_fingerprint,
 )
 from accel_nb.pool.sync.contents.content_kinds import content_of, is_replaced_whole
 from accel_nb.pool.sync.long_containers import ItemsContent, changed_contents, item_ids
@@ -311,6 +312,23 @@ class SharedObjectRegistry:
                 part = self._entries[path]
                 if part.fingerprint is not None and not is_training_object(part.value) and not is_tensor(part.value):
                     part.fingerprint = Fingerprint(part.fingerprint.kind, None)
+
+    def record_unequal(self, names: Iterable[str]) -> None:
+        """Record that ranks may have other values of some names, trained ones included: they are sent again in place.
+
+        For ranks that were stopped after different steps.
+        """
+        for name in names:
+            entry = self._entries.get(name)
+            if entry is None or entry.is_worker_only:
+                continue
+            if entry.fingerprint is None or entry.fingerprint.kind is None:
+                self.forget([name])
+                continue
+            for path in (name, *self._parts.get(name, ())):
+                part = self._entries[path]
+                if part.fingerprint is not None:
+                    part.fingerprint = outdated_fingerprint(part.value, part.fingerprint)
 
     def record_rank_dependent(self) -> None:
         """Record that workers other than rank 0 may have the items of long containers in another order."""

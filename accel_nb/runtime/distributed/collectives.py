@@ -660,8 +660,8 @@ def _describe_for_scatter(nested: Any, leaves: list[Tensor], is_source: bool) ->
         return text, None, []
     like = map_tensors(lambda _: torch.empty(0, device="cpu"), nested)
     _, refused = _try_encode(like)
-    facts = [(str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) for leaf in leaves]
-    return text, like if refused is None else None, cast("list[Any]", facts)
+    dtypes_and_shapes = [(str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) for leaf in leaves]
+    return text, like if refused is None else None, cast("list[Any]", dtypes_and_shapes)
 
 
 def _shares(shape: tuple[int, ...], size: int) -> list[tuple[range, tuple[int, ...]]]:

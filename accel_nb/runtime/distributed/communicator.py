@@ -31,8 +31,8 @@ _IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "max": lambda total, part: torch.maximum(total, part, out=total),
     "min": lambda total, part: torch.minimum(total, part, out=total),
 }
-_SUMMED_BYTES = 1 << 16
-"""The largest tensor that is summed from all ranks' values: in several steps each rank would send less."""
+_MAX_GATHERED_BYTES = 1 << 16
+"""The largest tensor that each rank gathers from all ranks and adds; the backend sends less of larger ones."""
 
 
 class Communicator(Protocol):
@@ -223,13 +223,13 @@ class TorchComm:
         return tensor if work is tensor else overwrite(tensor, work)
 
     def sums_at_once(self, tensor: Tensor) -> bool:
-        """Return whether `all_reduce` gathers a tensor and adds in the order of ranks, at the cost of a sum.
+        """Return whether `all_reduce` gathers a tensor and adds in the order of ranks, where this is not slower.
 
         The result is then the same to the bit on one machine, through memory, and on several. Every rank must call.
         """
         if self._subgroup is not None or self._sends_device_only or not (tensor.is_cpu and _is_plain(tensor)):
             return False
-        if tensor.numel() * tensor.element_size() <= _SUMMED_BYTES:
+        if tensor.numel() * tensor.element_size() <= _MAX_GATHERED_BYTES:
             return True
         return self.world.size == 2 and self._exchange_for(tensor) is not None  # any order of two has the same sum
 

@@ -86,12 +86,12 @@ class RowExchange:
 class _Take(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: RowExchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        ctx.facts = exchange, dim, sizes
+        ctx.arguments = exchange, dim, sizes
         return whole.narrow(dim, *exchange.own_range(sizes)).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim, sizes = ctx.facts
+        exchange, dim, sizes = ctx.arguments
         whole: Any = _Gather.apply(gradients[0], exchange, dim, sizes)
         return whole / exchange.num_ranks, None, None, None
 
@@ -99,12 +99,12 @@ class _Take(Function):
 class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: RowExchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        ctx.facts = exchange, dim, sizes
+        ctx.arguments = exchange, dim, sizes
         return exchange.all_gather_rows(rows, dim, sizes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim, sizes = ctx.facts
+        exchange, dim, sizes = ctx.arguments
         own: Any = _Take.apply(gradients[0], exchange, dim, sizes)
         return own * exchange.num_ranks, None, None, None
 

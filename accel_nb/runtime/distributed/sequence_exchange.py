@@ -54,7 +54,7 @@ class SequenceExchange:
 
     def replicate(self, whole: Tensor) -> Tensor:
         """Return a whole tensor, for computation with shards: its gradient is the average over the ranks."""
-        return _Share.apply(whole, self)  # pyright: ignore[reportReturnType]
+        return _Replicate.apply(whole, self)  # pyright: ignore[reportReturnType]
 
     def gather(self, shard: Tensor, dim: int, length: int) -> Tensor:
         """Return all ranks' shards, for computation with this rank's; the gradient of a shard is summed over ranks."""
@@ -62,11 +62,11 @@ class SequenceExchange:
 
     def gather_sequence(self, shard: Tensor, dim: int, other: int, length: int) -> Tensor:
         """Return the whole sequence ``dim`` for this rank's shard of the dim ``other``, such as heads (all-to-all)."""
-        return _Swap.apply(shard, self, other, dim, shard.shape[other], length)  # pyright: ignore[reportReturnType]
+        return _AllToAll.apply(shard, self, other, dim, shard.shape[other], length)  # pyright: ignore[reportReturnType]
 
     def scatter_sequence(self, part: Tensor, dim: int, other: int, number: int) -> Tensor:
         """Undo `gather_sequence`: return this rank's shard of the sequence, and all ``number`` items of ``other``."""
-        return _Swap.apply(part, self, dim, other, part.shape[dim], number)  # pyright: ignore[reportReturnType]
+        return _AllToAll.apply(part, self, dim, other, part.shape[dim], number)  # pyright: ignore[reportReturnType]
 
     def all_set(self, flag: bool) -> bool:
         """Return whether the flag is set on all ranks."""
@@ -104,29 +104,29 @@ class SequenceExchange:
 class _Shard(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
-        ctx.facts = exchange, dim, whole.shape[dim]
+        ctx.arguments = exchange, dim, whole.shape[dim]
         return exchange.narrow(whole, dim).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim, length = ctx.facts
+        exchange, dim, length = ctx.arguments
         return _Join.apply(gradients[0] / exchange.size, exchange, dim, length), None, None
 
 
 class _Join(Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
-        ctx.facts = exchange, dim
+        ctx.arguments = exchange, dim
         return exchange.gathered(shard, dim, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, dim = ctx.facts
+        exchange, dim = ctx.arguments
         own: Any = _Shard.apply(gradients[0], exchange, dim)
         return own * exchange.size, None, None, None
 
 
-class _Share(Function):
+class _Replicate(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange) -> Tensor:
         ctx.exchange = exchange
@@ -145,33 +145,33 @@ class _Average(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Share.apply(gradients[0], ctx.exchange), None
+        return _Replicate.apply(gradients[0], ctx.exchange), None
 
 
 class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
-        ctx.facts = exchange, dim
+        ctx.arguments = exchange, dim
         return exchange.gathered(shard, dim, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Sum.apply(gradients[0], *ctx.facts), None, None, None
+        return _Sum.apply(gradients[0], *ctx.arguments), None, None, None
 
 
 class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
-        ctx.facts = exchange, dim, part.shape[dim]
+        ctx.arguments = exchange, dim, part.shape[dim]
         total = exchange.comm.all_reduce(part.clone(memory_format=torch.contiguous_format))
         return exchange.narrow(total, dim).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Gather.apply(gradients[0], *ctx.facts), None, None
+        return _Gather.apply(gradients[0], *ctx.arguments), None, None
 
 
-class _Swap(Function):
+class _AllToAll(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -182,9 +182,9 @@ class _Swap(Function):
         number: int,
         length: int,
     ) -> Tensor:
-        ctx.facts = exchange, gathered_dim, sharded_dim, length, number
+        ctx.arguments = exchange, gathered_dim, sharded_dim, length, number
         return exchange.all_to_all_dims(value, sharded_dim, gathered_dim, number, length)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Swap.apply(gradients[0], *ctx.facts), None, None, None, None, None
+        return _AllToAll.apply(gradients[0], *ctx.arguments), None, None, None, None, None

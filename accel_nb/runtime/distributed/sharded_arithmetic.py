@@ -288,12 +288,12 @@ class _Gather(Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, comm: Communicator) -> Tensor:
-        ctx.facts = tensor.detach(), comm
+        ctx.arguments = tensor.detach(), comm
         return sharded.gather_full(tensor, comm)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        like, comm = ctx.facts
+        like, comm = ctx.arguments
         return _AverageAndShard.apply(gradients[0], like, comm), None
 
 

@@ -72,11 +72,11 @@ class _Send(Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: TokenExchange, route: Route, factor: float) -> Tensor:
-        ctx.facts = exchange, route, factor
+        ctx.arguments = exchange, route, factor
         return exchange.exchange(rows, route)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        exchange, route, factor = ctx.facts
+        exchange, route, factor = ctx.arguments
         back: Any = _Send.apply(gradients[0] * factor, exchange, route.reverse, 1 / factor)
         return back, None, None, None

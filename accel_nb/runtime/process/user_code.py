@@ -59,7 +59,7 @@ def is_called_by_user() -> bool:
 
 
 def is_called_by_accelerator() -> bool:
-    """Return whether this package has called torch, which calls the caller: the optimizer that steps is prepared."""
+    """Return whether torch, called by this package, calls the caller: then a prepared optimizer steps."""
     frame = sys._getframe(2)
     while frame is not None and _package(frame) == "torch":
         frame = frame.f_back

@@ -132,8 +132,8 @@ class SequenceDivision:
 
     def describe(self) -> dict[str, str]:
         """Return the modules that are not computed in shards, with the reason as text; empty before the first call."""
-        facts = dict.fromkeys(sorted(self._parts), "computed whole on each worker")
-        return facts | {f"{kind} computed whole:": why for kind, why in self._not_divided.items()}
+        description = dict.fromkeys(sorted(self._parts), "computed whole on each worker")
+        return description | {f"{kind} computed whole:": why for kind, why in self._not_divided.items()}
 
     def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         replace_forward(module, forward)
@@ -159,11 +159,11 @@ class SequenceDivision:
 
     def _warn_about_whole(self) -> None:
         """Warn about modules that are not computed in shards, once for each, on rank 0."""
-        facts = self.describe()
-        if self._is_main and not facts.keys() <= self._reported:
-            new = [f"{name} {why}" for name, why in facts.items() if name not in self._reported]
+        description = self.describe()
+        if self._is_main and not description.keys() <= self._reported:
+            new = [f"{name} {why}" for name, why in description.items() if name not in self._reported]
             warn_at_user_line(f"with mesh.cp {self._exchange.size}, {'; '.join(new)}")
-        self._reported |= facts.keys()
+        self._reported |= description.keys()
 
     def _forward_of(self, block: nn.Module, kind: Any) -> Callable[..., Any]:
         forward, hooks = block.forward, CallHooks(inside(block))

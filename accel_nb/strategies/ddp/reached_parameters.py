@@ -32,7 +32,7 @@ class ReachedParameters:
         ends = [node for output in self._outputs for node in output]
         self._outputs.clear()
         own = set(map(id, parameters))
-        outside = own & _leaves(_nodes([loss]), but=set(ends))
+        outside = own & _leaves(_nodes([loss]), excluded=set(ends))
         return bool(outside and outside - _leaves(ends))
 
 
@@ -40,10 +40,10 @@ def _nodes(tensors: Iterable[Tensor]) -> list[Any]:
     return [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
 
 
-def _leaves(nodes: Iterable[Any], but: Collection[Any] = ()) -> set[int]:
-    """Return the ids of the leaf tensors that are reachable from nodes of a graph without passing the nodes ``but``."""
-    queue = [node for node in nodes if node not in but]
-    seen = {*queue, *but}
+def _leaves(nodes: Iterable[Any], excluded: Collection[Any] = ()) -> set[int]:
+    """Return the ids of the leaf tensors that nodes of a graph reach without passing the ``excluded`` ones."""
+    queue = [node for node in nodes if node not in excluded]
+    seen = {*queue, *excluded}
     found: set[int] = set()
     while queue:
         node = queue.pop()

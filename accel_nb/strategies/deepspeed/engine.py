@@ -308,7 +308,7 @@ class ZeroModel:
         return self._whole_gradients.gradient_shard(parameter, self._gradient_shards(), self._flats[0][0])
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield this rank's shard of each gradient, flat, after `finish`; changes in place have effect."""
+        """Yield this rank's shard of each gradient, flat, after `finish_gradients`; changes in place have effect."""
         self._whole_gradients.store(self._gradient_shards())
         yield from self._gradient_shards()
 
@@ -333,7 +333,7 @@ class ZeroModel:
         if len(self.optimizer.param_groups) != self._num_groups:
             raise MisuseError(
                 f"the {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} groups, and had "
-                f"{self._num_groups} when it was prepared: DeepSpeed divides them once. Prepare model and optimizer "
+                f"{self._num_groups} when it was prepared: DeepSpeed shards them once. Prepare model and optimizer "
                 "again after add_param_group (free_memory(model, optimizer) first)"
             )
         self._apply_loaded()

@@ -48,9 +48,9 @@ def find_flat_tensors(zero: Any, stage: int, world: World) -> Iterator[tuple[Any
         yield flat, places
 
 
-def shard_of(value: Any, world: World, held: Tensor | None = None) -> FlatShard:
-    """Return this rank's shard of a parameter that stage 3 has sharded; ``held`` has its values."""
-    size = value.partition_numel()
-    starts = [min(rank * size, value.ds_numel) for rank in range(world.size)]
-    ranges = [(start, min(size, value.ds_numel - start)) for start in starts]
-    return FlatShard(tuple(value.ds_shape), tuple(ranges), world.rank, held)
+def shard_of(parameter: Any, world: World, values: Tensor | None = None) -> FlatShard:
+    """Return this rank's shard of a parameter that stage 3 has sharded; ``values`` has its values."""
+    size = parameter.partition_numel()
+    starts = [min(rank * size, parameter.ds_numel) for rank in range(world.size)]
+    ranges = [(start, min(size, parameter.ds_numel - start)) for start in starts]
+    return FlatShard(tuple(parameter.ds_shape), tuple(ranges), world.rank, values)

@@ -70,7 +70,7 @@ def _of_model(model: nn.Module, options: DeepspeedOptions) -> Iterator[Refusal]:
             )
         if options.zero_stage == 3 and not value.dim():
             yield Refusal(
-                f"{name} of the {kind} is a single number, which stage 3 cannot divide",
+                f"{name} of the {kind} is a single number, which stage 3 cannot shard",
                 "give it one dim, as in nn.Parameter(torch.ones(1)), or use --zero-stage 2",
             )
         if value.requires_grad and value.dtype is not STEPPED_DTYPE:
@@ -91,8 +91,8 @@ def _of_optimizer(
     if models and not _is_elementwise(optimizer) and not options.allow_untested_optimizer:
         known = ", ".join(item.__name__ for item in _ELEMENTWISE)
         yield Refusal(
-            f"{kind} is not known to treat each element of a parameter by itself, and DeepSpeed cuts parameters "
-            "anywhere",
+            f"{kind} is not known to treat each element of a parameter by itself, and DeepSpeed splits parameters "
+            "at any element",
             f"use one of {known}, set deepspeed.allow_untested_optimizer if it does, or train by fsdp",
         )
     held = {id(value) for model in every for value in model.parameters()}
@@ -112,14 +112,14 @@ def _of_optimizer(
         shared = [name for name, value in model.named_parameters() if id(value) in theirs]
         if shared and options.zero_stage == 3:
             yield Refusal(
-                f"two optimizers step the {type(model).__name__}, and stage 3 divides all of a model for one",
+                f"two optimizers step the {type(model).__name__}, and stage 3 shards all of a model for one",
                 "use --zero-stage 2, give one optimizer two groups of parameters, or train by ddp or fsdp",
             )
         named = dict(model.named_parameters())
         twice = [name for name in shared if id(named[name]) in owned]
         if twice:
             yield Refusal(
-                f"two optimizers step {twice[0]} of the {type(model).__name__}, and DeepSpeed divides a parameter for "
+                f"two optimizers step {twice[0]} of the {type(model).__name__}, and DeepSpeed shards a parameter for "
                 "one",
                 "leave it to one of them, or train by ddp or fsdp",
             )

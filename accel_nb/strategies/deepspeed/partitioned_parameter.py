@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from accel_nb.errors import MisuseError
 
-# The code that gathers and divides parameters, or is called by it.
+# The code that gathers and shards parameters, or is called by it.
 _INNER = ("accel_nb.", "deepspeed.", "torch.")
 _CALLED_BY_USERS = "torch.nn.utils."
 # In a plain cell the code's reads of `data` come through a property, and its calls of factories through functions.

@@ -16,12 +16,12 @@ from accel_nb.strategies.deepspeed.partitioned_parameter import is_called_inside
 from accel_nb.strategies.deepspeed.whole_states import WholeStates
 
 
-def make_state_shard(held: Tensor, shard: FlatShard, states: WholeStates) -> Any:
-    """Return a `StateShard` in the memory of ``held``.
+def make_state_shard(values: Tensor, shard: FlatShard, states: WholeStates) -> Any:
+    """Return a `StateShard` in the memory of ``values``.
 
     Full tensors that are gathered from it are recorded in ``states``.
     """
-    made: Any = held.as_subclass(StateShard)
+    made: Any = values.as_subclass(StateShard)
     vars(made)["_accel_nb_states"] = states
     return sharded.register_flat_shard(made, shard)
 

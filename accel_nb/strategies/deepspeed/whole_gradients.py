@@ -13,7 +13,7 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatShard
 
-HeldGradients = Iterable[tuple[nn.Parameter, Tensor]]
+FlatGradientShards = Iterable[tuple[nn.Parameter, Tensor]]
 """This rank's flat shard of each gradient, from which the optimizer steps."""
 
 _NUMBERS = itertools.count(1)
@@ -32,14 +32,14 @@ class WholeGradients:
         self._whole: dict[int, Tensor] = {}
         self._dropped: set[int] = set()
         # This rank's shards as other code reads them between cells.
-        self._shown: dict[int, Tensor] = {}
+        self._returned_shards: dict[int, Tensor] = {}
 
     @property
     def has_any(self) -> bool:
         """Whether code has read or replaced any gradients."""
         return bool(self._whole)
 
-    def read(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
+    def read(self, parameter: nn.Parameter, flat_shards: FlatGradientShards, example: Tensor) -> Tensor | None:
         """Return the full gradient of a parameter, None if it was dropped; every rank must call.
 
         ``example`` is a tensor of the gradients' dtype and device.
@@ -48,33 +48,35 @@ class WholeGradients:
         if key in self._dropped:
             return None
         if key not in self._whole:
-            shard = _flat_shard(dict(held).get(parameter), example, self._shards[key])
+            shard = _flat_shard(dict(flat_shards).get(parameter), example, self._shards[key])
             self._whole[key] = sharded.gather_full(shard, self._comm)
         return self._whole[key]
 
-    def gradient_shard(self, parameter: nn.Parameter, held: HeldGradients, example: Tensor) -> Tensor | None:
+    def gradient_shard(
+        self, parameter: nn.Parameter, flat_shards: FlatGradientShards, example: Tensor
+    ) -> Tensor | None:
         """Return this rank's shard of the gradient of a parameter, None without one.
 
         It is the same tensor until gradients change.
         """
-        if not self._shown:
+        if not self._returned_shards:
             number = next(_NUMBERS)
-            found = {id(value): gradient for value, gradient in held}
+            found = {id(value): gradient for value, gradient in flat_shards}
             for key, shard in self._shards.items():
                 if key not in self._dropped:
-                    self._shown[key] = _flat_shard(found.get(key), example, replace(shard, number=number))
-        return self._shown.get(id(parameter))
+                    self._returned_shards[key] = _flat_shard(found.get(key), example, replace(shard, number=number))
+        return self._returned_shards.get(id(parameter))
 
-    def discard_shown(self) -> None:
+    def discard_shards(self) -> None:
         """Discard the shards that `gradient_shard` has returned, since gradients change."""
-        self._shown.clear()
+        self._returned_shards.clear()
 
     def replace(self, parameter: nn.Parameter, value: Tensor) -> bool:
         """Replace the gradient of a parameter, and return whether it was dropped before."""
         was_dropped = id(parameter) in self._dropped
         self._dropped.discard(id(parameter))
         self._whole[id(parameter)] = value
-        self._shown.clear()
+        self._returned_shards.clear()
         return was_dropped
 
     def discard(self, parameter: nn.Parameter) -> None:
@@ -84,7 +86,7 @@ class WholeGradients:
     def drop(self, parameter: nn.Parameter) -> bool:
         """Drop the gradient of a parameter, and return whether all are dropped."""
         self._dropped.add(id(parameter))
-        self._shown.clear()
+        self._returned_shards.clear()
         return self._dropped >= self._shards.keys()
 
     def drop_all(self) -> None:
@@ -101,8 +103,8 @@ class WholeGradients:
         if self._dropped:
             raise MisuseError(_PARTLY_DROPPED.format(dropped=len(self._dropped), all=len(self._shards)))
 
-    def store(self, held: HeldGradients, *, keeps: bool = False) -> None:
-        """Copy this rank's shards of the gradients that were read, and may have been changed, to ``held``.
+    def store(self, flat_shards: FlatGradientShards, *, keeps: bool = False) -> None:
+        """Copy this rank's shards of the gradients that were read, and may have been changed, to ``flat_shards``.
 
         With ``keeps`` later changes of the gradients have effect too.
         """
@@ -110,8 +112,8 @@ class WholeGradients:
         if not keeps:
             self._whole = {}
         if whole:
-            self._shown.clear()
-            for parameter, value in held:
+            self._returned_shards.clear()
+            for parameter, value in flat_shards:
                 if id(parameter) in whole:
                     shard = self._shards[id(parameter)]
                     own = whole[id(parameter)].detach().reshape(-1).narrow(0, *shard.ranges[shard.rank])
@@ -121,7 +123,7 @@ class WholeGradients:
         """Forget which gradients were read, replaced and dropped."""
         self._whole.clear()
         self._dropped.clear()
-        self._shown.clear()
+        self._returned_shards.clear()
 
 
 def _flat_shard(found: Tensor | None, example: Tensor, shard: FlatShard) -> Tensor:

@@ -20,15 +20,15 @@ class WholeStates:
     """The values of state dicts that code has read on one rank; every rank must read the same ones."""
 
     def __init__(self) -> None:
-        # Divided tensors, their values, and the values' versions. Code may write into one that it does not keep.
+        # Sharded tensors, their values, and the values' versions. Code may write into one that it does not keep.
         self._read: list[tuple[Tensor, Tensor, int]] = []
         # The values, and their versions, that were read before the last pass or step, if code keeps references.
         self._earlier: list[tuple[weakref.ref[Tensor], int]] = []
         self._has_warned = False
 
-    def add(self, divided: Tensor, whole: Tensor) -> None:
+    def add(self, sharded_tensor: Tensor, whole: Tensor) -> None:
         """Record the full value of a sharded tensor in a state dict."""
-        self._read.append((divided, whole, whole._version))
+        self._read.append((sharded_tensor, whole, whole._version))
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -36,9 +36,9 @@ class WholeStates:
 
         Raises `MisuseError` if code has written into one that it read before the last pass or step.
         """
-        for divided, whole, version in self._read:
+        for sharded_tensor, whole, version in self._read:
             if whole._version != version:
-                sharded.copy_into(divided, whole)
+                sharded.copy_into(sharded_tensor, whole)
             self._earlier.append((weakref.ref(whole), whole._version))
         self._read.clear()
         kept = [(held, version) for reference, version in self._earlier if (held := reference()) is not None]

@@ -177,18 +177,18 @@ def describe_divided(wrapped_models: Sequence[ShardedModel], place: Mesh) -> dic
         num_divided = sum(plan.num_divided for plan in plans)
         num_layers = sum(plan.num_layers for plan in plans)
         divided.append(f"{num_divided} of {num_layers} linear layers divided")
-    facts: dict[str, Any] = {
+    description: dict[str, Any] = {
         "mesh": ", ".join([f"{place.describe()} (rank {last.rank} is {last.describe_rank()})", *divided])
     }
     for wrapped in wrapped_models:
-        facts |= {} if wrapped.sequences is None else wrapped.sequences.describe()
+        description |= {} if wrapped.sequences is None else wrapped.sequences.describe()
         if wrapped.experts is not None:
-            facts["experts"] = wrapped.experts.describe()
+            description["experts"] = wrapped.experts.describe()
     if any(group.draws for plan in plans for group in plan.groups):
-        facts["dropout"] = "in divided layers differs from that of one device"
+        description["dropout"] = "in divided layers differs from that of one device"
     for plan in plans:
-        facts |= {f"{kind} not divided:": why for kind, why in plan.not_divided.items()}
-    return facts
+        description |= {f"{kind} not divided:": why for kind, why in plan.not_divided.items()}
+    return description
 
 
 def _refuse_all(models: Sequence[nn.Module], plan: Callable[[nn.Module], Any], *, is_divided: bool) -> Refusal | None:

@@ -22,7 +22,7 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
     single = next((name for name, value in model.named_parameters() if value.dim() == 0), None)
     if single is not None and "ignored_params" not in inspect.signature(fully_shard).parameters:
         return Refusal(
-            f"{single} of the {type(model).__name__} is a single number, which this PyTorch cannot divide",
+            f"{single} of the {type(model).__name__} is a single number, which this PyTorch cannot shard",
             "give it one dim, as in nn.Parameter(torch.ones(1)), or use PyTorch 2.7 or newer",
         )
     hooked = next(

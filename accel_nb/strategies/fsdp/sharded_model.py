@@ -45,7 +45,7 @@ from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.fsdp.new_parts import gather_new_parts, put_back_renamed
 from accel_nb.strategies.fsdp.parameter_groups import adapt_group, groups_of
-from accel_nb.strategies.fsdp.sharded_state import divided_state, make_whole
+from accel_nb.strategies.fsdp.sharded_state import gather_state, shard_state_dict
 from accel_nb.strategies.fsdp.visible_shards import VisibleShards
 from accel_nb.strategies.pipeline.pipeline import Pipeline
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, staged_parameters
@@ -119,7 +119,7 @@ class ShardedModel:
             for name, value in module._parameters.items()
             if value is not None
         ]
-        # A scalar cannot be divided: each rank has it, and its gradient is averaged after backward passes.
+        # A scalar cannot be sharded: each rank has it, and its gradient is averaged after backward passes.
         self.replicated = list({id(p.original): p.original for p in self._slots if p.original.dim() == 0}.values())
         # The device that stores the shards: with offloading the CPU.
         self._home = torch.device("cpu") if "offload_policy" in settings else device
@@ -612,14 +612,14 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
         state = plain.state_dict(self, *args, **kwargs)
         computes = sharded.copies() is not None and is_user_module(sys._getframe(1).f_globals.get("__name__"))
         if sharded.can_read_full() and not computes and not args and kwargs.get("destination") is None:
-            make_whole(self, state)
+            gather_state(self, state)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load full tensors; each rank uses its shard."""
         if assign:
             raise MisuseError("load_state_dict(assign=True) would replace sharded parameters: call it without assign")
-        return plain.load_state_dict(self, divided_state(self, state_dict), strict)
+        return plain.load_state_dict(self, shard_state_dict(self, state_dict), strict)
 
     return {
         "__new__": __new__,

@@ -16,7 +16,7 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.tensors.state_tree import map_state
 
 
-def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
+def gather_state(model: nn.Module, state: dict[str, Any]) -> None:
     """Replace the sharded tensors of a model's state dict by full ones; all names of a parameter have the same one."""
     parameters, copies = dict(model.named_parameters(remove_duplicate=False)), sharded.copies()
     made: dict[int, Any] = {}
@@ -29,16 +29,16 @@ def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
         state[name] = made[key]
 
 
-def divided_state(model: nn.Module, state: Any) -> Any:
+def shard_state_dict(model: nn.Module, state: Any) -> Any:
     """Return a state dict with full tensors sharded like the model's parameters."""
     here = dict(model.named_parameters(remove_duplicate=False))
-    result = OrderedDict((name, _divided(here.get(name), value)) for name, value in state.items())
+    result = OrderedDict((name, _shard_if_full(here.get(name), value)) for name, value in state.items())
     if hasattr(state, "_metadata"):
         result._metadata = state._metadata  # type: ignore[attr-defined]
     return result
 
 
-def _divided(parameter: Any, value: Any) -> Any:
+def _shard_if_full(parameter: Any, value: Any) -> Any:
     if not sharded.is_sharded(parameter) or sharded.is_sharded(value) or value.shape != parameter.shape:
         return value
     return sharded.shard_like(parameter, sharded.own_shard(parameter, value))

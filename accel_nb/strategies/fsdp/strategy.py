@@ -167,7 +167,7 @@ class Fsdp(Stepping):
         stepped = [(item, groups_and_state(item)) for item in (*self._live_optimizers(), *optimizers)]
         try:
             for model in new:
-                made.append(self._divide(model))
+                made.append(self._shard_model(model))
                 self._adapt(made[-1])
             changed = {key: new for wrapped in (*self._models.values(), *made) for key, new in wrapped.changed.items()}
             stale: dict[int, nn.Parameter] = {id(old): value for old, value in self._originals.items()}
@@ -200,7 +200,7 @@ class Fsdp(Stepping):
         if sharded.reads_together():
             self._share_optimizer_states()
 
-    def _divide(self, model: nn.Module) -> ShardedModel:
+    def _shard_model(self, model: nn.Module) -> ShardedModel:
         options = self.options
         units = choose_units(model, options.wrap, options.min_params, options.classes)
         missing = [name for name in options.forward_methods if not callable(getattr(model, name, None))]
@@ -238,11 +238,11 @@ class Fsdp(Stepping):
         except (AttributeError, NotImplementedError, TypeError, ValueError) as error:  # of the user's own classes
             reason = f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])}"
             raise MisuseError(
-                f"PyTorch's fully_shard cannot divide a {type(model).__name__} ({reason}): train with `--strategy ddp`"
+                f"PyTorch's fully_shard cannot shard a {type(model).__name__} ({reason}): train with `--strategy ddp`"
             ) from error
 
     def _adapt(self, wrapped: ShardedModel) -> None:
-        """Register a divided model's other forward methods, and set its precision, by the options."""
+        """Register a sharded model's other forward methods, and set its precision, by the options."""
         options, model = self.options, wrapped.model
         root: Any = model
         for name in options.forward_methods:
@@ -511,20 +511,20 @@ class Fsdp(Stepping):
     def describe(self) -> dict[str, Any]:
         """Return the number of units, the dtypes of trained weights, and the options that are not at their default."""
         wrapped_models = list(self._models.values())
-        facts: dict[str, Any] = (
+        description: dict[str, Any] = (
             {"units": sum(wrapped.num_units for wrapped in wrapped_models)} if wrapped_models else {}
         )
         if self.precision.policy.compute is not None and wrapped_models:
             kept = {
                 value.dtype for wrapped in wrapped_models for value in wrapped.model.parameters() if value.requires_grad
             }
-            facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
-        facts |= self.options.model_dump(mode="json", exclude_defaults=True)
+            description["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
+        description |= self.options.model_dump(mode="json", exclude_defaults=True)
         if self._dimensions.are_divided:
-            facts |= describe_divided(wrapped_models, self._place)
+            description |= describe_divided(wrapped_models, self._place)
         if self.options.float8_gather and wrapped_models:
-            facts["float8_gather"] = f"of {sum(len(wrapped.float8 or ()) for wrapped in wrapped_models)} weights"
-        return facts
+            description["float8_gather"] = f"of {sum(len(wrapped.float8 or ()) for wrapped in wrapped_models)} weights"
+        return description
 
     def close(self) -> None:
         """Restore the full parameters of every model."""
@@ -549,7 +549,7 @@ def _refuse_complex(model: nn.Module) -> Refusal | None:
     if not complex_names or len(complex_names) == len(trained):
         return None
     return Refusal(
-        f"{complex_names[0]} of the {type(model).__name__} is complex and others are not, which FSDP2 cannot divide "
+        f"{complex_names[0]} of the {type(model).__name__} is complex and others are not, which FSDP2 cannot shard "
         "together",
         "hold it as a real parameter and use torch.view_as_complex in forward, or train with --strategy ddp",
     )

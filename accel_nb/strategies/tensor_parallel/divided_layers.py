@@ -114,7 +114,7 @@ def _row_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) -> 
 
 
 def _whole_forward(module: Callable[[], Any], forward: Any, exchange: LayerExchange) -> Callable[..., Any]:
-    def enter_parameters(*args: Any, **kwargs: Any) -> Any:
+    def with_replicated_parameters(*args: Any, **kwargs: Any) -> Any:
         own = module()._parameters
         before = dict(own)
         try:
@@ -123,7 +123,7 @@ def _whole_forward(module: Callable[[], Any], forward: Any, exchange: LayerExcha
         finally:
             own.update(before)
 
-    return enter_parameters
+    return with_replicated_parameters
 
 
 def _owner_forward(

@@ -13,6 +13,7 @@ from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_tensors_without_module
 from accel_nb.accelerator.plain_cells.detection.object_graph import find_training_objects
 from accel_nb.runtime.container_items import items_of
+from accel_nb.runtime.leaf_tensors import is_leaf
 from accel_nb.runtime.process.user_code import cell_frames
 
 _MAX_LEAVES = 1000
@@ -81,4 +82,4 @@ def _find_leaves(value: Any) -> Iterable[Tensor]:
     if isinstance(value, ScriptModule):
         value = list(value.parameters())
     inside = items_of(value, _MAX_LEAVES) if isinstance(value, list | tuple | dict) else (value,)
-    return [item for item in inside if isinstance(item, Tensor) and item.requires_grad and item.is_leaf]
+    return [item for item in inside if isinstance(item, Tensor) and item.requires_grad and is_leaf(item)]

@@ -523,7 +523,7 @@ class PrivateFiles(PathView):
         return descriptor_path(self._files[full])
 
     def _copy_content(self, full: str, file: BinaryIO) -> None:
-        """Copy what this rank finds at a path into a file; again if rank 0 changes the path meanwhile."""
+        """Copy the file that this rank finds at a path into ``file``; again if rank 0 changes the path meanwhile."""
         while True:
             actual = self._find_existing(full)
             file.seek(0)

@@ -26,7 +26,7 @@ from accel_nb.accelerator.plain_cells.files.cell_files import (
 _MAX_LINKS = 40
 _POLL_S = 0.002
 _MAX_WAIT_S = 2.0
-"""How long a rank that lists a folder waits for what it has made there itself, and rank 0 has not."""
+"""How long a rank that lists a folder waits for rank 0 to create the files that this rank has created in it."""
 UNKNOWN = -1
 """The mode of a path at which rank 0 may have made or removed a file that this rank cannot determine."""
 
@@ -46,7 +46,7 @@ class PathView(CellFiles):
         self._renamed: dict[str, tuple[list[str], tuple[int, int]]] = {}
         # Versions that were deleted, since there were too many: rank 0 has such a file, or creates it soon.
         self._dropped: set[str] = set()
-        # The files that rank 0 has not made in the time that this rank has waited for them.
+        # The files that rank 0 had not created when this rank stopped waiting for them.
         self._only_here: set[str] = set()
         # Temporary files and folders that only this rank has, under names that no other rank uses.
         self._temporary: set[str] = set()
@@ -176,7 +176,7 @@ class PathView(CellFiles):
     def _await_places(self, folder: str) -> dict[str, int]:
         """Return the place of each name in a folder, as the file system orders them.
 
-        Waits a little until rank 0, too, has made there what this rank has made.
+        Waits up to `_MAX_WAIT_S` until rank 0 has also created the files that this rank has created in the folder.
         """
         made = {*self._files, *self._folders, *self._links, *self._dropped} - self._only_here
         names = {os.path.basename(path) for path in made if os.path.dirname(path) == folder}

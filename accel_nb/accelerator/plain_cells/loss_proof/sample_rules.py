@@ -166,16 +166,16 @@ def bind_arguments(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
 def propagate(call: OperationCall, output: Tensor) -> SampleDependence | None:
     """Return the dependence of one tensor that an operation returned."""
-    known = {id(tensor): found for tensor in call.tensors if (found := call.dependence_of(tensor)) is not None}
-    mixed = next((found for found in known.values() if isinstance(found, MixedSamples)), None)
-    if mixed is not None or not known or call.name in _CONSTANT:
+    dependences = {id(tensor): found for tensor in call.tensors if (found := call.dependence_of(tensor)) is not None}
+    mixed = next((found for found in dependences.values() if isinstance(found, MixedSamples)), None)
+    if mixed is not None or not dependences or call.name in _CONSTANT:
         return mixed
     if call.name in ("eq", "ne") and not isinstance(call.arguments["other"], Tensor):
         is_for_all = output.all() if call.name == "ne" else not output.any()
         if is_for_all:
             return None  # no target equals the ignored index
-    found = _result(call, list(known.values()), output)
-    return MixedSamples(f"`{call.name}` of {_describe(known.values())}") if found is None else found
+    found = _result(call, list(dependences.values()), output)
+    return MixedSamples(f"`{call.name}` of {_describe(dependences.values())}") if found is None else found
 
 
 def find_sample_rows(tensor: Tensor, num_samples: int) -> SampleRows | None:
@@ -203,38 +203,42 @@ def _tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from _tensors_in(value)
 
 
-def _result(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _result(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of a result; None where the operation mixes samples."""
     name, arguments = call.name, call.arguments
     if name in _POINTWISE:
-        return _pointwise(call, known, output)
+        return _pointwise(call, dependences, output)
     first = next(iter(call.tensors))
     own = call.dependence_of(first)
     if isinstance(own, BatchReduction):
         linear = name in ("sum", "mean") or name in _VIEWS
-        return own if linear and len(known) == 1 else _joined(call, known, output)
-    if name in _VIEWS and isinstance(own, SampleRows) and len(known) == 1:
+        return own if linear and len(dependences) == 1 else _joined(call, dependences, output)
+    if name in _VIEWS and isinstance(own, SampleRows) and len(dependences) == 1:
         return _viewed(name, arguments, own, first, output)
-    if name in _REDUCTIONS and isinstance(own, SampleRows) and len(known) == 1:
+    if name in _REDUCTIONS and isinstance(own, SampleRows) and len(dependences) == 1:
         return _reduced(name, arguments, own, first)
-    if name in _ALONG_DIM and isinstance(own, SampleRows) and len(known) == 1:
+    if name in _ALONG_DIM and isinstance(own, SampleRows) and len(dependences) == 1:
         return None if arguments.get("dim", -1) % max(first.dim(), 1) == own.dim else own
     if name in _KEEPING_BATCH:
         if "convolution" in name and call.dependence_of(arguments["weight"]) is not None:
             return None  # the samples of the weight are channels of the result
-        return SampleRows(0) if all(item == SampleRows(0) for item in known) and isinstance(own, SampleRows) else None
+        return (
+            SampleRows(0)
+            if all(item == SampleRows(0) for item in dependences) and isinstance(own, SampleRows)
+            else None
+        )
     if name in _ELEMENT_LOSSES or name in _ROW_LOSSES:
-        return _loss(call, known, output)
+        return _loss(call, dependences, output)
     rule = _RULES.get(name)
-    return None if rule is None else rule(call, known, output)
+    return None if rule is None else rule(call, dependences, output)
 
 
-def _pointwise(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _pointwise(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     numbers = [value for value in call.arguments.values() if isinstance(value, int | float)]
     if any(float(value) in call.batch_numbers for value in numbers if not isinstance(value, bool)):
         return None
-    if any(isinstance(item, BatchReduction) for item in known):
-        return _linear(call, known) if all(isinstance(item, BatchReduction) for item in known) else None
+    if any(isinstance(item, BatchReduction) for item in dependences):
+        return _linear(call, dependences) if all(isinstance(item, BatchReduction) for item in dependences) else None
     return _aligned(call, output.dim())
 
 
@@ -248,10 +252,10 @@ def _aligned(call: OperationCall, num_dims: int, among: Iterable[Any] | None = N
     return found.pop() if len(found) == 1 else None
 
 
-def _linear(call: OperationCall, known: list[SampleDependence]) -> BatchReduction | None:
+def _linear(call: OperationCall, dependences: list[SampleDependence]) -> BatchReduction | None:
     """Return the dependence of a result of arithmetic on reduced values; None if it is not linear in the samples."""
     name, arguments = call.name, call.arguments
-    kinds: set[Kind] = {item.kind for item in known if isinstance(item, BatchReduction)}
+    kinds: set[Kind] = {item.kind for item in dependences if isinstance(item, BatchReduction)}
     own, other = call.dependence_of(arguments.get("self")), arguments.get("other")
     depends = call.dependence_of(other) is not None
     if name in _SAME_VALUE and len(kinds) == 1:
@@ -260,9 +264,9 @@ def _linear(call: OperationCall, known: list[SampleDependence]) -> BatchReductio
         kind = kinds.pop()
         constants = [item for item in call.tensors if call.dependence_of(item) is None]
         is_added = kind == "mean" or not any(item.requires_grad for item in constants)
-        return BatchReduction(kind) if is_added and (kind in ("sum", "mean") or len(known) == 1) else None
-    if name == "mul" and len(known) == 1 and not (own is not None and depends):
-        return _scaled(call, known[0], 1 / other if isinstance(other, float | int) and other else None)
+        return BatchReduction(kind) if is_added and (kind in ("sum", "mean") or len(dependences) == 1) else None
+    if name == "mul" and len(dependences) == 1 and not (own is not None and depends):
+        return _scaled(call, dependences[0], 1 / other if isinstance(other, float | int) and other else None)
     if name in ("div", "true_divide") and own is not None and arguments.get("rounding_mode") is None:
         if not depends:
             is_number = isinstance(other, float | int) or (isinstance(other, Tensor) and not other.dim())
@@ -354,11 +358,11 @@ def _reduced(name: str, arguments: Mapping[str, Any], rows: SampleRows, source: 
     return BatchReduction("mean") if name == "mean" and rows.is_counted else None
 
 
-def _loss(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _loss(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of one of torch's losses; None if its class weights come from the batch."""
     arguments = call.arguments
     own, target, reduction = arguments["self"], arguments["target"], arguments["reduction"]
-    if any(isinstance(item, BatchReduction) for item in known) or isinstance(
+    if any(isinstance(item, BatchReduction) for item in dependences) or isinstance(
         call.dependence_of(arguments.get("weight")), SampleRows
     ):
         return None
@@ -387,16 +391,16 @@ def _is_weighted(arguments: Mapping[str, Any]) -> bool:
     return arguments["weight"] is not None or has_ignored
 
 
-def _joined(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _joined(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of concatenated or stacked tensors."""
     if call.name not in ("cat", "stack"):
         return None
     tensors = list(call.arguments["tensors"])
-    if all(isinstance(item, BatchReduction) for item in known):
-        kinds = set(known)
-        return kinds.pop() if len(kinds) == 1 and len(known) == len({id(item) for item in tensors}) else None
-    rows = {item for item in known if isinstance(item, SampleRows)}
-    if len(rows) != len(set(known)) or len({item.dim for item in rows}) != 1:
+    if all(isinstance(item, BatchReduction) for item in dependences):
+        kinds = set(dependences)
+        return kinds.pop() if len(kinds) == 1 and len(dependences) == len({id(item) for item in tensors}) else None
+    rows = {item for item in dependences if isinstance(item, SampleRows)}
+    if len(rows) != len(set(dependences)) or len({item.dim for item in rows}) != 1:
         return None
     along = call.arguments.get("dim", 0)
     dim = next(iter(rows)).dim
@@ -412,14 +416,14 @@ def _joined(call: OperationCall, known: list[SampleDependence], output: Tensor) 
     return replace(next(iter(rows)), outer=sum(item.outer for item in parts if isinstance(item, SampleRows)))
 
 
-def _product(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _product(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of a matrix product: samples are in one factor, or the product sums over them in both."""
     factors = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "mv": ("self", "vec")}
     factors["dot"] = ("self", "tensor")
     first_name, second_name = factors.get(call.name, ("self", "mat2"))
     first, second = call.arguments[first_name], call.arguments[second_name]
     left, right = call.dependence_of(first), call.dependence_of(second)
-    if any(isinstance(item, BatchReduction) for item in known):
+    if any(isinstance(item, BatchReduction) for item in dependences):
         return None
     if isinstance(left, SampleRows) and isinstance(right, SampleRows):
         if call.name in ("bmm", "baddbmm") and left == right and left.dim == 0:
@@ -444,13 +448,13 @@ def _product(call: OperationCall, known: list[SampleDependence], output: Tensor)
     return found if moved == found else None
 
 
-def _embedded(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _embedded(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     return (
         call.dependence_of(call.arguments["indices"]) if call.dependence_of(call.arguments["weight"]) is None else None
     )
 
 
-def _distances(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _distances(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     first, second = call.arguments["x1"], call.arguments["x2"]
     left, right = call.dependence_of(first), call.dependence_of(second)
     if isinstance(left, SampleRows) and right is None:
@@ -460,17 +464,17 @@ def _distances(call: OperationCall, known: list[SampleDependence], output: Tenso
     return left if left == right and isinstance(left, SampleRows) and left.dim < first.dim() - 2 else None
 
 
-def _gathered(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _gathered(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of `gather`, `scatter` and `scatter_add`; None where they mix samples."""
     along = call.arguments["dim"]
-    rows = {item for item in known if isinstance(item, SampleRows)}
-    own = rows.pop() if len(rows) == 1 and len(rows) == len(set(known)) else None
+    rows = {item for item in dependences if isinstance(item, SampleRows)}
+    own = rows.pop() if len(rows) == 1 and len(rows) == len(set(dependences)) else None
     if own is None or call.dependence_of(call.arguments["index"]) not in (None, own):
         return None
     return None if along % max(output.dim(), 1) == own.dim else own
 
 
-def _selected(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _selected(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of `index_select`."""
     source, index, along = call.arguments["self"], call.arguments["index"], call.arguments["dim"]
     own, chosen = call.dependence_of(source), call.dependence_of(index)
@@ -480,7 +484,7 @@ def _selected(call: OperationCall, known: list[SampleDependence], output: Tensor
     return SampleRows(along, chosen.outer, chosen.inner) if own is None and isinstance(chosen, SampleRows) else None
 
 
-def _indexed(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _indexed(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of ``values[indices]``."""
     source, indices = call.arguments["self"], list(call.arguments["indices"])
     own = call.dependence_of(source)
@@ -507,24 +511,26 @@ def _selects_all_rows(index: Tensor, source: Tensor) -> bool:
     return index.dim() == 1 and index.numel() == size and bool((index == torch.arange(size, device=index.device)).all())
 
 
-def _masked(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
-    rows = {item for item in known if isinstance(item, SampleRows)}
-    return SampleRows(0, 0, 0) if len(rows) == 1 == len(set(known)) else None
+def _masked(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+    rows = {item for item in dependences if isinstance(item, SampleRows)}
+    return SampleRows(0, 0, 0) if len(rows) == 1 == len(set(dependences)) else None
 
 
-def _normalized(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _normalized(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     source = call.arguments["input"]
     own = call.dependence_of(source)
     is_inside = isinstance(own, SampleRows) and own.dim < source.dim() - len(call.arguments["normalized_shape"])
-    return own if is_inside and len(known) == 1 else None
+    return own if is_inside and len(dependences) == 1 else None
 
 
-def _batch_normalized(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
-    is_plain = not call.arguments.get("training", False) and known == [SampleRows(0)]
+def _batch_normalized(
+    call: OperationCall, dependences: list[SampleDependence], output: Tensor
+) -> SampleDependence | None:
+    is_plain = not call.arguments.get("training", False) and dependences == [SampleRows(0)]
     return SampleRows(0) if is_plain else None
 
 
-def _index_put(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _index_put(call: OperationCall, dependences: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of ``values[mask] = constant``."""
     indices, own = call.arguments["indices"], call.dependence_of(call.arguments["self"])
     if len(indices) != 1 or call.dependence_of(call.arguments["values"]) is not None or not isinstance(own, SampleRows):
@@ -536,8 +542,8 @@ def _index_put(call: OperationCall, known: list[SampleDependence], output: Tenso
 _RULES = {
     "_cdist_forward": _distances,
     "_native_batch_norm_legit": _batch_normalized,
-    "_native_batch_norm_legit_no_training": lambda call, known, output: (
-        SampleRows(0) if known == [SampleRows(0)] else None
+    "_native_batch_norm_legit_no_training": lambda call, dependences, output: (
+        SampleRows(0) if dependences == [SampleRows(0)] else None
     ),
     "addmm": _product,
     "baddbmm": _product,

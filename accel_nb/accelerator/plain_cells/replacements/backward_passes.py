@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge
 
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
-from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
+from accel_nb.accelerator.plain_cells.loss_proof.loss_check import LossCheck
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 

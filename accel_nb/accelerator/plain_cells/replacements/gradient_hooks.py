@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
-from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
+from accel_nb.accelerator.plain_cells.loss_proof.loss_check import LossCheck
 from accel_nb.runtime.process.user_code import is_user_module
 
 

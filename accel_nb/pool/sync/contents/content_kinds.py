@@ -52,6 +52,7 @@ from accel_nb.pool.sync.reductions.open_files import (
 from accel_nb.pool.sync.reductions.process_objects import is_of_process
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.held_gradients import gradient_of, set_gradient
+from accel_nb.runtime.leaf_tensors import is_leaf
 from accel_nb.runtime.tensors.overlap import overwrite
 
 EMPTY_CELL = object()
@@ -221,7 +222,7 @@ def _write_sequence(value: Any, content: Any) -> None:
 
 def is_settable_tensor(tensor: Any) -> bool:
     """Return whether the data of a tensor can be set in place: it is the result of no operation with a gradient."""
-    return tensor.is_leaf and (type(tensor).__module__.partition(".")[0] == "torch" or _is_weight(tensor))
+    return is_leaf(tensor) and (type(tensor).__module__.partition(".")[0] == "torch" or _is_weight(tensor))
 
 
 def _is_weight(tensor: Any) -> bool:

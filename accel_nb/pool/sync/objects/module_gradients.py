@@ -13,11 +13,12 @@ from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
 from accel_nb.runtime.distributed.held_gradients import gradient_of, is_held, set_gradient
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, is_sharded
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
+from accel_nb.runtime.leaf_tensors import is_leaf
 
 
 def gradients_of(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return by path the gradients of the tensors that have one, such as the ``named_parameters`` of a module."""
-    found = ((path, gradient_of(value)) for path, value in tensors if value.is_leaf)
+    found = ((path, gradient_of(value)) for path, value in tensors if is_leaf(value))
     return {path: gradient for path, gradient in found if gradient is not None}
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import is_optimizer
+from accel_nb.runtime.leaf_tensors import is_leaf
 
 _HOOKING_PACKAGES = frozenset({"accel_nb", "deepspeed", "torch"})
 """Training libraries, whose hooks and replaced methods are valid in one process only."""
@@ -53,7 +54,7 @@ def gradient_hooks(tensor: Any) -> dict[str, dict[int, Any]]:
     If all hooks are the user's, the tensor's own dict is returned and not a copy, since handles refer to it.
     """
     found: dict[str, dict[int, Any]] = {}
-    for name in GRADIENT_HOOKS if tensor.is_leaf else ():
+    for name in GRADIENT_HOOKS if is_leaf(tensor) else ():
         if hook_dict := getattr(tensor, name, None):
             own = {number: hook for number, hook in hook_dict.items() if is_from_user(hook)}
             if own:

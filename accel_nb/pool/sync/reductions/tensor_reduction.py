@@ -10,6 +10,7 @@ from accel_nb.pool.sync.objects.user_attributes import tensor_attributes
 from accel_nb.pool.sync.objects.user_hooks import gradient_hooks, reserve_numbers
 from accel_nb.pool.sync.reductions.memory_blocks import MemoryBlock, MemoryBlocks
 from accel_nb.runtime.devices.registry import default_type
+from accel_nb.runtime.leaf_tensors import is_leaf
 
 
 def reduce_tensor(tensor: Any, blocks: MemoryBlocks, gradient: Any) -> Any:
@@ -26,7 +27,7 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, gradient: Any) -> Any:
         device, block, layout = _place(data, blocks)
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     name = str(data.dtype).removeprefix("torch.")
-    if not tensor.is_leaf:
+    if not is_leaf(tensor):
         rebuilt = _rebuild_inner_tensor, (block, name, layout, device, is_conjugate, gradient)
         own = tensor_attributes(tensor)
         return (*rebuilt, ({}, gradient, own), None, None, _set_tensor_state) if own else rebuilt
@@ -48,7 +49,7 @@ def reduce_other_leaf(tensor: Any) -> Any:
     """
     import torch
 
-    if not (tensor.is_leaf and tensor.requires_grad) or isinstance(tensor, torch.nn.Parameter):
+    if not (is_leaf(tensor) and tensor.requires_grad) or isinstance(tensor, torch.nn.Parameter):
         return None
     is_sparse = tensor.layout is not torch.strided
     reduced = (tensor.detach() if is_sparse else tensor).__reduce_ex__(5)
@@ -81,7 +82,7 @@ def reduce_sharded_view(tensor: Any, blocks: MemoryBlocks) -> Any:
 
     (block, layout), name = found, str(tensor.dtype).removeprefix("torch.")
     is_parameter = isinstance(tensor, torch.nn.Parameter)
-    return _rebuild_tensor, (block, name, layout, tensor.requires_grad and tensor.is_leaf, is_parameter, "cpu")
+    return _rebuild_tensor, (block, name, layout, tensor.requires_grad and is_leaf(tensor), is_parameter, "cpu")
 
 
 def _in_memory(tensor: Any) -> tuple[Any, bool]:

@@ -105,6 +105,7 @@ from accel_nb.pool.sync.reductions.widgets import is_widget, reduce_widget
 from accel_nb.pool.sync.stream.small_data import Checksums
 from accel_nb.runtime.distributed.held_gradients import gradient_of
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
+from accel_nb.runtime.leaf_tensors import is_leaf
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import buffer_at, parameter_at, submodule_at
 
@@ -278,7 +279,7 @@ class Pickler(cloudpickle.Pickler):
 
     def _gradient_of(self, tensor: Any) -> Any:
         """Return the gradient with which a tensor is sent, or None."""
-        if not tensor.is_leaf:
+        if not is_leaf(tensor):
             return tensor.grad if tensor.retains_grad else None
         if isinstance(tensor, sys.modules["torch"].nn.Parameter) and self._omits_gradient(tensor):
             return None

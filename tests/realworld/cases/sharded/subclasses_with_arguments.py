@@ -1,5 +1,5 @@
-# Each subclass must name itself, so PyTorch cannot make the one by which it divides the weights.
-# outcome: refused cannot divide a Regression
+# Each subclass must name itself, so PyTorch cannot make the one by which it shards the weights.
+# outcome: refused cannot shard a Regression
 # compare: model
 # %%
 import torch

@@ -26,7 +26,7 @@ from accel_nb.runtime.process.user_code import is_user_module
 _SEED_BITS = 63
 
 
-class FreshSeeds:
+class SharedSeeds:
     """The seeds of one cell, by the line of the user's code that requests them."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class FreshSeeds:
         return seed
 
     def _make_random_bits(self, original: Callable[[int], int]) -> Callable[[int], int]:
-        """Return a ``secrets.randbits`` for NumPy, which takes its fresh seeds from it."""
+        """Return a ``secrets.randbits`` for NumPy, which takes the seeds of its generators from it."""
 
         @functools.wraps(original)
         def randbits(k: int) -> int:
