@@ -21,7 +21,7 @@ class AimTracker(GeneralTracker):
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] = ".", **kwargs: Any) -> None:
-        """Set the experiment's name; ``kwargs`` are passed to ``aim.Run``. Automatic recording is off by default."""
+        """Set the experiment, ``run_name``; ``kwargs`` go to ``aim.Run``. Automatic recording is off by default."""
         super().__init__()
         self.run_id = kwargs.pop("run_hash", None)
         self._options = {

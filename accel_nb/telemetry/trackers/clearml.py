@@ -24,7 +24,7 @@ class ClearmlTracker(GeneralTracker):
     name = "clearml"
 
     def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
-        """Set the project's name; ``kwargs`` are passed to ``Task.init``. Automatic recording is off by default.
+        """Set the project's name, ``run_name``; ``kwargs`` go to ``Task.init``. Automatic recording is off by default.
 
         The variables ``CLEARML_PROJECT`` and ``CLEARML_TASK`` have priority over ``run_name``.
         """

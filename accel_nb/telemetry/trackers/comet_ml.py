@@ -18,7 +18,7 @@ class CometTracker(GeneralTracker):
     name = "comet_ml"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Set the project's name; ``kwargs`` are passed to ``comet_ml.start``.
+        """Set the project's name, ``run_name``; ``kwargs`` are passed to ``comet_ml.start``.
 
         Without an ``experiment_config``, only the run's values are logged: no code, no output, and PyTorch is not
         instrumented.

@@ -19,7 +19,7 @@ class SwanlabTracker(GeneralTracker):
     name = "swanlab"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Set the project's name; ``kwargs`` are passed to ``swanlab.init``."""
+        """Set the project's name, ``run_name``; ``kwargs`` are passed to ``swanlab.init``."""
         super().__init__()
         self.run_id = str(kwargs.pop("id", None) or uuid.uuid4().hex[:21])
         self._options = {"project": run_name, "resume": "allow", **kwargs}

@@ -21,7 +21,7 @@ class WandbTracker(GeneralTracker):
     name = "wandb"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Set the project's name; ``kwargs`` are passed to ``wandb.init``. Printed output is not recorded."""
+        """Set the project's name, ``run_name``; ``kwargs`` go to ``wandb.init``. Printed output is not recorded."""
         super().__init__()
         self.run_id = str(kwargs.pop("id", None) or uuid.uuid4().hex[:12])
         self._options = {"project": run_name, "resume": "allow", **kwargs}

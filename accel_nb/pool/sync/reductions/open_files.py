@@ -1,8 +1,8 @@
 """Open files of the notebook that cells use on the workers, and files of cells that the notebook continues to use.
 
 The receiver opens the file's path at the same position. Every rank reads the file itself, but only rank 0 writes to it:
-the other ranks of a plain cell write the same to temporary files without a name. After a cell the position of the
-notebook's file is set to that of rank 0's file.
+other ranks write to temporary files without a name. After a cell the position of the notebook's file is set to that of
+rank 0's file.
 """
 
 from __future__ import annotations
