@@ -267,7 +267,7 @@ def _find_call_problems(function: Any, args: Any) -> list[str]:
         problems.append(f"function is {function!r}, which cannot be called; give the function itself")
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
         problems.append(
-            f"args is a {type(args).__name__}: give a tuple or list of the function's arguments, one of them as "
+            f"args is of type {type(args).__name__}: give a tuple or list of the function's arguments, one of them as "
             "args=(value,)"
         )
     return problems

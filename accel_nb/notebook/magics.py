@@ -69,6 +69,7 @@ _CONNECT = (
     "%accelerate connect takes machines that ssh reaches (HOST,HOST), the address of a Ray cluster (HOST:PORT), slurm, "
     "kubernetes, ray or local, and options such as --nodes 2"
 )
+_VARIABLE = re.compile(r"\$(\w+)|\{(\w+)\}")
 _SETTINGS = "give lr=RATE, lr*=FACTOR or log-every=STEPS"
 
 
@@ -192,6 +193,12 @@ class AccelerateMagics(Magics):
 
     def _resolve(self, line: str, source: str) -> Resolved:
         """Resolve the options of a line. The last result is cached, since cells mostly have the same line."""
+        names = [dollar or braces for dollar, braces in _VARIABLE.findall(line)]
+        if inserted := [name for name in names if name in self._shell.user_ns]:
+            raise ConfigError(
+                f"{source} {line}: variables of the notebook ({', '.join(inserted)}) are not inserted into the line; "
+                "write the value, or set the option in os.environ, as in os.environ['ACCEL_NB_CPUS'] = '2'"
+            )
         variables = option_variables()
         key = (line, source, tuple(variables.items()), self.session.notebook_layers, self.session.connected_layers)
         if (

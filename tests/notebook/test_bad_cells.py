@@ -200,6 +200,14 @@ def test_unknown_commands_get_the_nearest_name(kernel):
     assert "no rank 9; the last cell ran on ranks 0 and 1" in str(kernel.run("%accelerate logs 9").error)
 
 
+@pytest.mark.parametrize("flags", ["--cpus $number", "--cpus 2 --checkpoint '/tmp/{number}/runs'"])
+def test_variables_in_the_line_are_refused_and_not_taken_for_text(kernel, flags):
+    kernel.run("number = 2")
+    output = run(kernel, "pass", flags)
+    assert output.error is not None
+    assert "variables of the notebook (number) are not inserted into the line; write the value" in output.error[1]
+
+
 @pytest.mark.parametrize("line", ["%accelerate --help", "%accelerate help", "%%accelerate --help\nsome text"])
 def test_help_lists_every_flag(kernel, line):
     shown = kernel.run(line).stdout

@@ -448,6 +448,23 @@ def test_leftovers_of_loops_are_not_listed_and_live_ones_are(kernel):
     assert done(kernel, "print(next(live))").stdout == "1\n"
 
 
+def test_an_ended_iterator_of_a_loader_is_not_compared_by_its_parts(kernel):
+    setup(
+        kernel,
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "model = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "drawn = torch.Generator().manual_seed(4)\n"
+        "loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4, shuffle=True, generator=drawn)",
+    )
+    train = "for (x,) in loader:\n    model(x).sum().backward()\n    optimizer.step()"
+    done(kernel, train)
+    done(kernel, "batches = iter(loader)\nfirst = next(batches)")
+    done(kernel, "rest = list(batches)")
+    for _ in range(2):
+        assert not any("batches" in text for text in done(kernel, train).texts)
+    assert kernel.value("(len(rest), list(batches))") == (1, [])
+
+
 def test_iterators_in_their_course_are_listed_and_ended_ones_come_back(kernel):
     setup(
         kernel,

@@ -40,7 +40,7 @@ def refused(output: Output, kind: str, *words: str, num_lines: int = 1) -> None:
     ("code", "kind", "words", "num_lines"),
     [
         ("notebook_launcher(one, num_processes=-1)", "ConfigError", "notebook_launcher(num_processes=-1)", 1),
-        ("notebook_launcher(one, args=(3), num_processes=1)", "ConfigError", "args is a int: give a tuple or list", 1),
+        ("notebook_launcher(one, args=(3), num_processes=1)", "ConfigError", "args is of type int: give a tuple", 1),
         ("notebook_launcher(one, num_processes=2, nothing=3)", "ConfigError", "nothing is not an option", 1),
         ("notebook_launcher(lambda: lock, num_processes=1)", "ShippingError", "_thread._local", 1),
         ("notebook_launcher(misuse, num_processes=1)", "MisuseError", "Accelerator().backward(3)\n", 3),

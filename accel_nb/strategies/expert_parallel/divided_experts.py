@@ -53,7 +53,7 @@ class ExpertDivision:
         """Describe the number of experts that a rank holds."""
         counts = sorted({vars(module)["num_experts"] for module in self.modules})
         held = " or ".join(f"{count // self._exchange.size} of {count}" for count in counts)
-        return f"{held} on each worker, in {len(self.modules)} modules"
+        return f"{held} on each worker, in {len(self.modules)} module{'s' * (len(self.modules) != 1)}"
 
     def peak_load(self) -> float:
         """Return the number of tokens of the busiest expert, as a multiple of the mean in its module.

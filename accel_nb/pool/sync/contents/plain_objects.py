@@ -40,6 +40,7 @@ def is_plain_object(value: Any) -> bool:
         and _has_usual_state(kind)
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
+        and not hasattr(kind, "_accel_nb_reduce")
         and not is_training_object(value)
         and not is_loader(value)
         and not is_tensor(value)
