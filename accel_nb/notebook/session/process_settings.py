@@ -142,7 +142,8 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
     }
     if (shell := get_ipython()) is not None:
         found["shown_values"] = shell.ast_node_interactivity
-        text = shell.display_formatter.formatters["text/plain"]
+        display: Any = shell.display_formatter
+        text = display.formatters["text/plain"]
         found["shown_text"] = {name: getattr(text, name) for name in _TEXT_FORMAT}
     if (inline := sys.modules.get("matplotlib_inline.config")) is not None and inline.InlineBackend.initialized():
         found["figure_formats"] = _read_figure_formats(inline.InlineBackend.instance())
@@ -299,7 +300,7 @@ def _set_shown_values(mode: str) -> None:
 
 
 def _set_text_format(values: Mapping[str, Any]) -> None:
-    shell = get_ipython()
+    shell: Any = get_ipython()
     for name, value in {} if shell is None else values.items():
         setattr(shell.display_formatter.formatters["text/plain"], name, value)
 

@@ -41,7 +41,7 @@ def _find_functions() -> Iterator[tuple[tuple[str, int], str]]:
             if _is_of_user(item):
                 label = f"the filter {_name_of(item)} of the logger {logger.name!r}"
                 yield (label, id(item)), label
-    shell = get_ipython()
+    shell: Any = get_ipython()
     for kind, formatter in {} if shell is None else shell.display_formatter.formatters.items():
         for shown, function in [*formatter.type_printers.items(), *formatter.deferred_printers.items()]:
             if _is_of_user(function):

@@ -58,7 +58,7 @@ def is_array_scalar(value: Any) -> bool:
 
 def is_frame(value: Any) -> bool:
     """Return whether the value is a table, a column or an index of pandas' own classes."""
-    pandas = sys.modules.get("pandas")
+    pandas: Any = sys.modules.get("pandas")
     return hasattr(pandas, "Index") and type(value) in (pandas.DataFrame, pandas.Series, pandas.Index)
 
 
