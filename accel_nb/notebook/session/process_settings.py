@@ -300,9 +300,10 @@ def _set_shown_values(mode: str) -> None:
 
 
 def _set_text_format(values: Mapping[str, Any]) -> None:
-    shell: Any = get_ipython()
-    for name, value in {} if shell is None else values.items():
-        setattr(shell.display_formatter.formatters["text/plain"], name, value)
+    if (shell := get_ipython()) is not None:
+        display: Any = shell.display_formatter
+        for name, value in values.items():
+            setattr(display.formatters["text/plain"], name, value)
 
 
 def _read_pandas(pandas: Any, before: Iterable[str]) -> dict[str, Any]:
