@@ -143,8 +143,8 @@ def _choose_layers(model: nn.Module, quantization: Quantization, kept: Sequence[
     paths = _names_by_module(model)
 
     def is_named(name: str, patterns: Sequence[str]) -> bool:
-        known = places[id(model.get_submodule(name))]
-        return any(matches_name(place, pattern) for place in known for pattern in patterns)
+        own_paths = paths[id(model.get_submodule(name))]
+        return any(matches_name(path, pattern) for path in own_paths for pattern in patterns)
 
     tied = {name.rpartition(".")[0] for held in list_tensors(model) if len(held.names) > 1 for name in held.names}
     parents = [name for name, module in model.named_modules() if isinstance(module, _USE_WEIGHTS_OF_CHILDREN)]
@@ -162,7 +162,7 @@ def _choose_layers(model: nn.Module, quantization: Quantization, kept: Sequence[
         chosen = [name for name in linear if not is_named(name, quantization.skip_modules)]
     chosen = [name for name in chosen if not is_named(name, kept)]
     problems: list[str] = []
-    names = {name for known in places.values() for name in known}
+    names = {name for own_paths in paths.values() for name in own_paths}
     for option, given in (("skip_modules", quantization.skip_modules or ()), ("keep_in_fp32_modules", kept)):
         if wrong := [pattern for pattern in given if not any(matches_name(name, pattern) for name in names)]:
             problems.append(f"{option} has names that match no module of the model: {', '.join(wrong)}")
