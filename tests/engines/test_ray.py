@@ -41,7 +41,7 @@ def test_two_nodes(kernel, cluster):
     assert lost.error is not None
     assert lost.error[0] == "WorkerDied"
     assert "node 127.0.0.3 was lost" in lost.error[1]
-    assert "ranks 2, 3 with it" in lost.error[1]
+    assert "ranks 2 and 3 with it" in lost.error[1]
     run(kernel, f"%%accelerate {flags}\nimport torch.distributed as dist\nsize = dist.get_world_size()")
     assert kernel.value("size") == 2
     assert (

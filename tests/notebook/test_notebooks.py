@@ -251,7 +251,7 @@ def test_training_goes_on_when_a_machine_is_lost(machines: Executed) -> None:
     assert "lost: the process that starts its workers has ended" in remaining[2]
     shown = [machines.text("go_on"), *(data["text/plain"] for data in machines.displays("go_on"))]
     lines = [line for text in shown for line in text.splitlines()]
-    assert any("node localhost-2 was lost" in line and "and ranks 2, 3 with it" in line for line in lines)
+    assert any("node localhost-2 was lost" in line and "and ranks 2 and 3 with it" in line for line in lines)
     (line,) = [line for line in lines if line.startswith("resumed step")]
     assert "4 -> 2 workers · exact: weights, optimizer, order of samples" in line
     facts = machines.facts()

@@ -102,7 +102,7 @@ def test_a_lost_node_ends_the_request_and_names_what_was_lost(pool, engine):
     assert pool.state == "failed", "its ranks cannot be replaced"
     error = error_from_answers([read_answer(result) for result in results if result.death], reason, {}, None)
     assert isinstance(error, WorkerDied)
-    assert f"{REASON}, and ranks 2, 3 with it" in str(error)
+    assert f"{REASON}, and ranks 2 and 3 with it" in str(error)
     smaller = Pool(engine, SPECS[:2])
     smaller.wait_ready()
     assert smaller.state == "ready"
