@@ -35,6 +35,7 @@ from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsB
 from accel_nb.accelerator.model_division.forward_only import drop_saved_tensors
 from accel_nb.accelerator.model_division.model_structure import structure_of
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
+from accel_nb.accelerator.model_division.overlapping_outputs import find_views, overlapping_pairs
 from accel_nb.accelerator.model_division.reachable_state import find_trained_outside
 from accel_nb.accelerator.model_division.related_outputs import RelatedOutputs
 from accel_nb.accelerator.model_division.row_layout import (
@@ -216,8 +217,8 @@ class DividedCalls:
     def _compare_with_whole(self, call: _Call, group: CallGroup, cause: _ResultMayDiffer | None = None) -> Any:
         """Compute a call whole and divided, and return the divided result; stop dividing if they differ.
 
-        Every call that is divided returns a divided result, so that rounding does not depend on which calls are
-        compared. ``cause``: the call has read a new value, which is accepted from now on if the results are equal, or
+        A divided call returns a divided result, so that rounding does not depend on which calls are compared.
+        ``cause``: the call has read a new value, which is accepted from now on if the results are equal, or
         its shapes do not fit. Then earlier calls, which had other values and shapes, are not in doubt.
         """
         name = type(call.model).__name__
@@ -347,9 +348,10 @@ class DividedCalls:
     def _complete(self, call: _Call, rows: Any, result: Any, sizes: Sequence[int]) -> Any:
         """Return the result of a call for all ranks' rows, from this rank's result for its ``rows`` of the arguments.
 
-        A tensor that the model has returned twice is one tensor, and a returned argument is the argument itself.
+        A tensor that the model has returned twice is one tensor, a returned argument is the argument itself, and a
+        view is a view.
         """
-        name, own, outputs = type(call.model).__name__, sizes[self._comm.world.rank], iter(call.layout.outputs)
+        name, own = type(call.model).__name__, sizes[self._comm.world.rank]
         gathered: list[tuple[Tensor, Tensor, int, list[int]]] = []
         arguments = find_tensors((list(call.args), dict(call.kwargs)))
         known = {id(part): whole for part, whole in zip(find_tensors(rows), arguments, strict=True)}
@@ -367,10 +369,17 @@ class DividedCalls:
             gathered.append((whole, tensor, dim, numbers))
             return whole
 
+        parts = list(find_tensors(result))
+        dims = dict(zip(map(id, parts), call.layout.outputs, strict=True))
+        views = find_views([(part, dims[id(part)]) for part in parts])
+
         def complete(tensor: Tensor) -> Tensor:
-            dim = next(outputs)
             if id(tensor) not in known:
-                known[id(tensor)] = gather(tensor, dim)
+                base, view = views.get(id(tensor), (tensor, None))
+                if id(base) not in known:
+                    known[id(base)] = gather(base, dims[id(base)])
+                if view is not None:
+                    known[id(tensor)] = view.of(known[id(base)])
             return known[id(tensor)]
 
         whole = map_tensors(complete, result)
@@ -655,6 +664,8 @@ def _difference(
     """Return the difference between a divided call and the whole call, as text; None if they are equal."""
     if signature_of(rows) != signature_of(whole):
         return "the kind of its output depends on the batch"
+    if overlapping_pairs(list(find_tensors(rows))) != overlapping_pairs(list(find_tensors(whole))):
+        return "its outputs overlap in memory"
     if not is_equal(rows, whole, tolerance, _ROUNDING_FACTOR):
         return "it computes with several samples together"
     state, whole_state = means_with_deviations(effects), means_with_deviations(whole_effects)
