@@ -6,7 +6,7 @@ device:
 - Which dims hold rows: `row_layout`, by calls with a few rows; `near_zero_values`, `forward_only`.
 - When a layout holds: `calls_by_state`, `model_structure`, `plain_state`, `reachable_state`.
 - Code that rules division out: `argument_changes`, `backward_code`, `call_observers`, `module_state`, `tensor_writes`,
-  `value_reads`, `random_reads`.
+  `value_reads`, `read_comparison`, `random_reads`.
 - Equal results: `row_random`, `random_generators`, `batch_norm`, `related_outputs`, `overlapping_outputs`.
 - torch.compile: `uncompiled_code`.
 """

@@ -37,6 +37,13 @@ from accel_nb.accelerator.model_division.model_structure import structure_of
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
 from accel_nb.accelerator.model_division.overlapping_outputs import find_views, overlapping_pairs
 from accel_nb.accelerator.model_division.reachable_state import find_trained_outside
+from accel_nb.accelerator.model_division.read_comparison import (
+    MAX_ACCEPTED,
+    ReadComparison,
+    RecordedReads,
+    ResultMayDiffer,
+    code_of,
+)
 from accel_nb.accelerator.model_division.related_outputs import RelatedOutputs
 from accel_nb.accelerator.model_division.row_layout import (
     OWN_GRADIENTS,
@@ -81,11 +88,6 @@ They compare the first call, the second, the fourth, and so on.
 _ROUNDING = 1e-3
 _ROUNDING_FACTOR = 10.0
 """Factor of the tolerance for a whole batch, relative to the few rows of a check: longer sums round more."""
-_MAX_ACCEPTED = 8
-"""After this many different values without an effect, a value that the model's code reads counts as having none.
-
-After half as many if they differed among ranks.
-"""
 _NO_ROWS = -1
 _END = -1
 """Sent instead of the number of a read if the model's code has returned."""
@@ -200,8 +202,8 @@ class DividedCalls:
         reads = bool(layout.reads) and is_compared
         snapshot = self._take_snapshot(model) if reads else None
         try:
-            result = self._compute_rows(call, observe=_ReadComparison(self._gather_codes_at, layout) if reads else None)
-        except _ResultMayDiffer as error:
+            result = self._compute_rows(call, observe=ReadComparison(self._gather_codes_at, layout) if reads else None)
+        except ResultMayDiffer as error:
             assert snapshot is not None, "reads are compared"
             snapshot.restore()
             return self._compare_with_whole(call, group, error)
@@ -214,7 +216,7 @@ class DividedCalls:
         state = ModuleSnapshot(model, shards_params=shards_params)
         return _Snapshot(state, self._comm.world.device)
 
-    def _compare_with_whole(self, call: _Call, group: CallGroup, cause: _ResultMayDiffer | None = None) -> Any:
+    def _compare_with_whole(self, call: _Call, group: CallGroup, cause: ResultMayDiffer | None = None) -> Any:
         """Compute a call whole and divided, and return the divided result; stop dividing if they differ.
 
         A divided call returns a divided result, so that rounding does not depend on which calls are compared.
@@ -223,7 +225,7 @@ class DividedCalls:
         """
         name = type(call.model).__name__
         snapshot = self._take_snapshot(call.model)
-        observed = _RecordedReads()
+        observed = RecordedReads()
         try:
             whole, whole_effects, problem = self._compute_compared(call, snapshot)
             rows, problem = self._try_rows(call, observed) if problem is None else (None, problem)
@@ -270,13 +272,13 @@ class DividedCalls:
         problem = CHANGES_ARGUMENTS if has_changes else None
         return map_tensors(Tensor.detach, whole), snapshot.restore(), problem
 
-    def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, str | None]:
+    def _try_rows(self, call: _Call, observed: RecordedReads) -> tuple[Any, str | None]:
         """Return the rows of all ranks and None, or None and the reason."""
         code = BackwardCode()
         try:
             with code.observe():
                 rows = self._compute_rows(call, observe=observed)
-        except _ResultMayDiffer as error:
+        except ResultMayDiffer as error:
             cause = error.__cause__
             return None, _SHAPES_DIFFER if cause is None else part_problem(cause)
         # Models with sharded weights are checked without gradients, and code then cannot register hooks on these.
@@ -286,9 +288,9 @@ class DividedCalls:
         """Return the accepted values of each read, with this call's value, or `ANY_VALUE` if it differs among ranks."""
         value = values[read] if read < len(values) else None
         accepted = layout.reads[read]
-        if len(set(self._gather_codes(_code_of(value)))) > 1:
+        if len(set(self._gather_codes(code_of(value)))) > 1:
             value = ANY_VALUE
-        updated = ANY_VALUE if len(accepted) >= _MAX_ACCEPTED else (*accepted, value)
+        updated = ANY_VALUE if len(accepted) >= MAX_ACCEPTED else (*accepted, value)
         return (*layout.reads[:read], updated, *layout.reads[read + 1 :])
 
     def _compute_whole(self, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -298,7 +300,7 @@ class DividedCalls:
     def _compute_rows(self, call: _Call, observe: Callable[[Any], None] | None) -> Any:
         """Compute this rank's rows of a call, and return the rows of all ranks.
 
-        With ``observe``, which receives each value that the model's code reads from tensors, `_ResultMayDiffer` is
+        With ``observe``, which receives each value that the model's code reads from tensors, `ResultMayDiffer` is
         raised on all ranks if the model's code raises on one, or the shapes of their results do not fit together.
         """
         name, ranks, layout = type(call.model).__name__, self._comm.world.size, call.layout
@@ -314,7 +316,7 @@ class DividedCalls:
                 stack.enter_context(observed_reads(observe))
             try:
                 result = call.forward(*args, **kwargs)
-            except (AccelNbError, _ResultMayDiffer):
+            except (AccelNbError, ResultMayDiffer):
                 raise
             except Exception as error:
                 if observe is None:
@@ -324,7 +326,7 @@ class DividedCalls:
             code = _NO_ROWS if failure is not None else _shape_code(result, layout, sizes[self._comm.world.rank])
             codes = self._gather_codes_at(_END, code)
             if len(set(codes)) > 1 or codes[0] == _NO_ROWS:
-                raise _ResultMayDiffer from failure
+                raise ResultMayDiffer from failure
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
             raise MisuseError(_UNEXPECTED_OUTPUT.format(name=name))
         if changes.has_any():
@@ -540,12 +542,12 @@ class DividedCalls:
     def _gather_codes_at(self, place: int, code: int) -> list[int]:
         """Return the codes of all ranks at the same place of a call: the number of a read, or `_END`.
 
-        Raises `_ResultMayDiffer` on all ranks if one is at another place: its rows took another branch.
+        Raises `ResultMayDiffer` on all ranks if one is at another place: its rows took another branch.
         """
         message = torch.tensor([place, code], dtype=torch.int64, device="cpu")
         places, codes = zip(*(other.tolist() for other in self._comm.all_gather(message)), strict=True)
         if len(set(places)) > 1:
-            raise _ResultMayDiffer
+            raise ResultMayDiffer
         return list(codes)
 
     @property
@@ -590,58 +592,6 @@ def _effects(changes: Changes, random: Mapping[str, Tensor]) -> dict[str, Any]:
     return changes.values | {f"random {name}": state for name, state in random.items()}
 
 
-class _ResultMayDiffer(BaseException):
-    """Raised on all ranks if a call cannot be divided, or has read a value with which it was not checked.
-
-    ``read`` is the index of this value among those that the call reads. A model's ``except Exception`` does not catch
-    it.
-    """
-
-    def __init__(self, read: int | None = None) -> None:
-        super().__init__(read)
-        self.read = read
-
-
-class _ReadComparison:
-    """A callback that raises `_ResultMayDiffer` if a read value differs among ranks, or is not an accepted one."""
-
-    def __init__(self, gather_codes_at: Callable[[int, int], list[int]], layout: RowLayout) -> None:
-        self._gather_codes_at = gather_codes_at
-        self._reads = enumerate(layout.reads)
-
-    def __call__(self, value: Any) -> None:
-        number, accepted = next(self._reads, (0, ANY_VALUE))
-        if not isinstance(accepted, tuple):
-            return
-        codes = self._gather_codes_at(number, _code_of(value))
-        if len(set(codes)) > 1:
-            if accepted.count(ANY_VALUE) < _MAX_ACCEPTED // 2:
-                raise _ResultMayDiffer(number)
-        elif codes[0] not in map(_code_of, accepted):
-            raise _ResultMayDiffer(number)
-
-
-class _RecordedReads:
-    """Records the values that a call reads from tensors."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-
-    def __call__(self, value: Any) -> None:
-        self.values.append(value)
-
-    def has_new(self, layout: RowLayout) -> bool:
-        """Return whether a value is not among the accepted ones."""
-        return any(
-            isinstance(accepted, tuple) and _code_of(value) not in map(_code_of, accepted)
-            for accepted, value in zip(layout.reads, self.values, strict=False)
-        )
-
-
-def _code_of(value: Any) -> int:
-    return zlib.crc32(repr(value).encode())
-
-
 def _shape_code(result: Any, layout: RowLayout, own: int) -> int:
     """Return a number that is equal on ranks whose results fit together; `_NO_ROWS` if rows cannot be found."""
     tensors = list(find_tensors(result))
@@ -655,7 +605,7 @@ def _shape_code(result: Any, layout: RowLayout, own: int) -> int:
                 return _NO_ROWS
             shape = (*shape[:dim], shape[dim] // own, *shape[dim + 1 :])
         shapes.append(shape)
-    return _code_of(shapes)
+    return code_of(shapes)
 
 
 def _difference(
