@@ -1,10 +1,10 @@
-"""Why the calls of a model are not divided."""
+"""Where the rows of a call are, and why the calls of a model are not divided."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from accel_nb.accelerator.model_division.row_layout import DivisionRefusal, find_layout
+from accel_nb.accelerator.model_division.row_layout import DivisionRefusal, RowLayout, find_layout
 
 
 class Recurrent(nn.Module):
@@ -25,3 +25,11 @@ def test_dropout_of_packed_rows_is_the_reason_and_not_an_error_of_the_model() ->
     found = find_layout(model, model.forward, args, {}, batch_size=8, tolerance=1e-6, device="cpu")
     assert isinstance(found, DivisionRefusal)
     assert found.reason.endswith("in which the rows are not found")
+
+
+def test_layers_with_random_slopes_draw_nothing_in_evaluation() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.RReLU()).eval()
+    found = find_layout(model, model.forward, (torch.randn(8, 3),), {}, batch_size=8, tolerance=1e-6, device="cpu")
+    assert isinstance(found, RowLayout)
+    assert not found.has_draws
+    assert found.random_problem is None
