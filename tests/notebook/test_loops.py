@@ -193,6 +193,15 @@ def test_an_error_of_a_share_says_that_the_batch_was_divided(kernel: Kernel) -> 
     assert "divided" not in output.traceback
 
 
+def test_a_plain_cell_has_its_own_options_beside_an_open_accelerator(kernel: Kernel) -> None:
+    kernel.run(SETUP + "model = build()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)")
+    done(kernel, "from accel_nb import Accelerator\nown = Accelerator()\nown.prepare(torch.nn.Linear(2, 1))")
+    loop = "for x, y in loader:\n    (model(x) + torch.zeros(6, 1)).mean().backward()\n    optimizer.step()"
+    output = run(kernel, loop, "--cpus 2 --divide data")
+    assert "the batch was divided: this worker had 3 of its 6 samples" in output.traceback
+    run(kernel, "del own")
+
+
 def test_steps_count_from_one_in_each_cell(kernel: Kernel) -> None:
     kernel.run(SETUP + "model = build()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)")
     loop = "for x, y in loader:\n    (model(x).mean() * {factor}).backward()\n    optimizer.step()\n"

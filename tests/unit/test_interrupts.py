@@ -37,6 +37,8 @@ def test_sigterm_is_deferred_until_the_run_ends(received: list[int]):
 
 def test_an_interrupt_after_a_request_leaves_no_handler_in_place(received: list[int], monkeypatch: pytest.MonkeyPatch):
     before, install = signal.getsignal(signal.SIGTERM), signal.signal
+    # A process that a shell has started in the background ignores interrupts.
+    interrupt_before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def restore(number: int, handler: Any) -> Any:
         replaced = install(number, handler)
@@ -47,6 +49,7 @@ def test_an_interrupt_after_a_request_leaves_no_handler_in_place(received: list[
     monkeypatch.setattr(signal, "signal", restore)
     with pytest.raises(KeyboardInterrupt), count_interrupts(terminations=True):
         signal.raise_signal(signal.SIGINT)
+    install(signal.SIGINT, interrupt_before)
     assert signal.getsignal(signal.SIGTERM) is before
 
 

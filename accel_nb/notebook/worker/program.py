@@ -405,10 +405,10 @@ class CellProgram:
         accelerator = self._accelerators.get_accelerator(kind, resolved, is_on_some_ranks=request.is_on_some_ranks)
         self._accelerators.bind_name(accelerator)
         checkpoint = resolved.config.checkpoint
-        for accelerator in self._accelerators.open_accelerators():
+        for each in self._accelerators.open_accelerators():
             if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain unreachable objects
-                release_unreachable(accelerator, self._namespace)
-            accelerator.begin_run(checkpoint.resume)
+                release_unreachable(each, self._namespace)
+            each.begin_run(checkpoint.resume)
         if checkpoint.dir is not None:
             stack.enter_context(self._saving_on_sigterm())
         if request.uses_accelerator and not (is_plain or is_call or request.is_on_some_ranks):
