@@ -122,7 +122,7 @@ unit: unit-python unit-front-end
 # Many processes share the processors: a waiting OpenMP thread must sleep instead of spinning. Tests wait for processes
 # that start for a third of their time, so there are two for each processor.
 NUM_TESTS = $(shell $(BIN)/python -c "import os; print(min(4, 2 * os.cpu_count()))")
-PARALLEL = --numprocesses $(NUM_TESTS) --dist loadfile --no-loadscope-reorder
+PARALLEL = --numprocesses $(NUM_TESTS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 unit-python coverage: export OMP_WAIT_POLICY = passive
 
 unit-python: setup

@@ -258,6 +258,27 @@ while True: pass
     assert (0, "stderr") not in recorder.text
 
 
+def test_an_interrupt_while_one_in_a_destructor_is_reported_is_not_lost(pool):
+    recorder = Recorder()
+    code = """
+import signal, sys
+def interrupt(frame, event, arg):
+    if event == "call" and frame.f_code.co_name == "_handle_unraisable":
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+sys.setprofile(interrupt)
+class Slow:
+    def __del__(self):
+        print("go", flush=True)
+        while True: pass
+Slow()
+while True: pass
+"""
+    answers, _ = run_code(pool, code, recorder=recorder, num_interrupts=all_have_printed(recorder, b"go"))
+    assert [answer.outcome for answer in answers] == ["interrupted"] * 2
+    assert (0, "stderr") not in recorder.text
+
+
 @pytest.mark.parametrize("code", ["import os; os._exit(0)", "import os; os._exit(7)", "import os; os.abort()"])
 def test_a_rank_that_exits_is_named_and_replaced(pool, code):
     answers, reason = run_code(pool, REDUCE, code)

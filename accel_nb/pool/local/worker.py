@@ -17,8 +17,9 @@ import socket
 import stat
 import sys
 import threading
+from collections.abc import Set
 from contextlib import AbstractContextManager, suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from accel_nb.pool.channel import Channel
@@ -234,7 +235,7 @@ class Worker:
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self._running_request is not None and self._running_request == self._interrupted_request:
-            is_raised = not _InterruptibleBlock.changes(frame)
+            is_raised = not _is_called_by(frame, _NOT_INTERRUPTIBLE)
             self.report_interrupt(is_raised=is_raised)
             if is_raised:
                 self._mark_interrupted(True)
@@ -335,13 +336,23 @@ class _InterruptibleBlock:
     def __exit__(self, *error: object) -> None:
         self._worker.end_user_code()
 
-    @classmethod
-    def changes(cls, frame: FrameType | None) -> bool:
-        """Return whether a frame is that of one of the methods, or called by one."""
-        codes = cls.__enter__.__code__, cls.__exit__.__code__
-        while frame is not None and frame.f_code not in codes:
-            frame = frame.f_back
-        return frame is not None
+
+_NOT_INTERRUPTIBLE = frozenset(
+    method.__code__
+    for method in (
+        _InterruptibleBlock.__enter__,
+        _InterruptibleBlock.__exit__,
+        Worker._handle_unraisable,  # the interpreter ignores errors that are raised in it
+    )
+)
+"""The functions in which no interrupt is raised, nor in functions that they call."""
+
+
+def _is_called_by(frame: FrameType | None, codes: Set[CodeType]) -> bool:
+    """Return whether a frame, or one of its callers, runs one of the code objects."""
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _path(descriptor: int) -> str:
