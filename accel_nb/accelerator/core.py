@@ -220,6 +220,12 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
             found += [value for values in entries for value in values.values()]
         return [value for value in found if sharded.is_sharded(value)]
 
+    def parameters_with_partial_gradients(self) -> list[Tensor]:
+        """Return the parameters of prepared models, if their gradients are not averaged over all ranks."""
+        if self.has_whole_gradients:
+            return []
+        return [value for model in self._stepper.bundle.models for value in model.parameters()]
+
     @property
     def holds_gradients(self) -> bool:
         """Whether there are gradients that the strategy holds outside of ``parameter.grad``."""

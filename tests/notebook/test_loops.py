@@ -283,9 +283,25 @@ def test_gradients_of_a_closed_window_come_back(kernel: Kernel, number: int) -> 
         assert kernel.value("model.weight.grad is None")
         assert "the gradients of its models stay on the workers" in output.stderr
         return
+    check_gradient_of_window(kernel)
+
+
+def check_gradient_of_window(kernel: Kernel) -> None:
+    """Check that the notebook has the gradient of the last two of the batches."""
     setup(kernel, "found, model.weight.grad = model.weight.grad, None")
     setup(kernel, "for x in batches[2:]:\n    (model(x).square().mean() / 2).backward()")
     assert kernel.value("(found - model.weight.grad).abs().max().item()") < 1e-12
+
+
+def test_gradients_come_back_beside_a_model_whose_gradients_deepspeed_holds(kernel: Kernel) -> None:
+    setup(kernel, f"{ACCUMULATED}held = model.float()\nheld_optimizer = optimizer")
+    step = "accelerator.backward(held(torch.ones(4, 3)).sum())\nheld_optimizer.step()"
+    prepare = "held, held_optimizer = accelerator.prepare(held, held_optimizer)"
+    done(kernel, f"{prepare}\n{step}", "--cpus 2 --strategy deepspeed")
+    setup(kernel, ACCUMULATED)
+    body = "optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()"
+    done(kernel, f"for x in batches:\n    {body}", "--cpus 2 --accumulate 2")
+    check_gradient_of_window(kernel)
 
 
 FAILING = """

@@ -189,11 +189,14 @@ def test_gradients_that_are_not_of_one_process_stay(sides):
     sides.ship("model")
     before = sides.snapshot("model")
     sides.worker["new"] = torch.nn.Linear(2, 1)
-    for name in ("model", "new"):
+    sides.worker["other"] = torch.nn.Linear(2, 1)
+    for name in ("model", "new", "other"):
         sides.worker[name](torch.ones(3, 2)).sum().backward()
-    assert sides.bring_back(before, returns_gradients=False) == {}
+    partial = {id(value) for name in ("model", "new") for value in sides.worker[name].parameters()}
+    assert sides.bring_back(before, partial_gradients=partial) == {}
     assert sides.kernel["model"].weight.grad is None
     assert sides.kernel["new"].weight.grad is None
+    assert sides.kernel["other"].weight.grad is not None
 
 
 def test_sparse_gradients_come_back(sides):

@@ -272,9 +272,11 @@ class CellProgram:
                 wanted=resolved.config.pull,
                 rng=None if digest == request.rng_digest else states,
                 rng_digest=digest,
-                returns_gradients=all(
-                    accelerator.has_whole_gradients for accelerator in self._accelerators.open_accelerators()
-                ),
+                partial_gradients={
+                    id(parameter)
+                    for accelerator in self._accelerators.open_accelerators()
+                    for parameter in accelerator.parameters_with_partial_gradients()
+                },
             )
 
         packed = None

@@ -6,7 +6,7 @@ import gc
 import io
 import types
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ class ResultCollection:
         relocated: the paths of modules with parts that were elsewhere before.
         uncopied: the paths of attributes that could not be copied, so that the notebook's objects lack them.
         rng: generator states to return.
-        returns_gradients: whether the gradients of models are returned.
+        partial_gradients: the ids of the parameters whose gradients are not returned.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ResultCollection:
         relocated: Collection[str],
         uncopied: Collection[str],
         rng: Any,
-        returns_gradients: bool,
+        partial_gradients: Set[int],
     ) -> None:
         self.namespace = namespace
         removed = tuple(name for name in before.shared if name not in namespace)
@@ -96,7 +96,7 @@ class ResultCollection:
         self.weights: dict[str, ReturnedWeights] = {}
         # By path, why a value stays on the workers.
         self.not_returned: dict[str, str] = {}
-        self.gradients = ReturnedGradients(LARGE_BYTES if returns_gradients else None, self.not_returned)
+        self.gradients = ReturnedGradients(LARGE_BYTES, partial_gradients, self.not_returned)
         # Names of shared objects that are returned as new ones.
         self.replaced: list[str] = []
         # Names of modules with sharded weights that cannot be gathered now.

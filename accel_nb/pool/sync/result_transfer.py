@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,13 +141,13 @@ class ResultSender:
         wanted: Collection[str] = (),
         rng: Any = None,
         rng_digest: str | None = None,
-        returns_gradients: bool = True,
+        partial_gradients: Set[int] = frozenset(),
     ) -> PackedReturn:
         """Pack the values that the cell has bound or changed; those of ``wanted`` names are returned whatever the size.
 
         Names for which ``hidden`` returns True are never returned. ``rng`` are generator states to return, and
-        ``rng_digest`` identifies this process's states, even if they need not be returned. Without
-        ``returns_gradients`` the gradients of models stay here.
+        ``rng_digest`` identifies this process's states, even if they need not be returned.
+        ``partial_gradients`` are the ids of parameters whose gradients stay here.
         """
         wanted, self._deferred_weights = {*wanted, *self._deferred_weights}, set()
         before.drop_replaced()
@@ -165,7 +165,7 @@ class ResultSender:
             relocated=relocated,
             uncopied=list(self._uncopied),
             rng=rng,
-            returns_gradients=returns_gradients,
+            partial_gradients=partial_gradients,
         )
         collection.add_new_values()
         for path, value in alive.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,16 +48,18 @@ def set_gradients(module: Any, state: Mapping[str, Any]) -> None:
 class ReturnedGradients:
     """The gradients that go back to the notebook: those of a model if they are not large."""
 
-    limit: int | None
-    """The bytes above which the gradients of a model are large; None: no gradient of a parameter goes back."""
+    limit: int
+    """The bytes above which the gradients of a model are large."""
+    partial: Set[int]
+    """The ids of the parameters whose gradients are not those of one process."""
     not_returned: dict[str, str]
     """By path, why a value stays on the workers."""
     _left: set[int] = field(default_factory=set[int])
-    """The ids of the parameters whose gradients stay on the workers."""
+    """The ids of the parameters whose gradients stay on the workers because of their size."""
 
     def includes(self, path: str, module: Any, *, is_wanted: bool = False) -> bool:
         """Return whether the gradients of the module at a path go back; wanted ones do whatever their size."""
-        if self.limit is None:
+        if any(id(parameter) in self.partial for parameter in module.parameters()):
             return False
         found = gradients_of(module.named_parameters())
         size = sum(math.prod(full_shape(value)) * value.element_size() for value in found.values())
@@ -70,4 +72,4 @@ class ReturnedGradients:
 
     def includes_gradient_of(self, parameter: Any) -> bool:
         """Return whether a parameter that goes back has its gradient."""
-        return self.limit is not None and id(parameter) not in self._left
+        return id(parameter) not in self.partial and id(parameter) not in self._left
